@@ -1,0 +1,1 @@
+//! The 256-byte headers.

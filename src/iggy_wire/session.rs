@@ -1,0 +1,1 @@
+//! One connection's protocol state: login, request numbers, matching of replies.

@@ -1,0 +1,10 @@
+//! A shard: one pinned thread that owns its feeds, connections and state files.
+//!
+//! [`pipeline`] decides and is pure; [`event`] is the language between it and [`driver`], which
+//! is the only code that touches the kernel; [`snapshot`] is what a shard publishes.
+
+pub mod driver;
+pub mod event;
+pub mod pipeline;
+pub mod placement;
+pub mod snapshot;

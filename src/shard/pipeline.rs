@@ -1,0 +1,1 @@
+//! The heart: events in, commands out.

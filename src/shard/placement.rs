@@ -1,0 +1,1 @@
+//! Which feed runs on which shard: deterministic and even.
