@@ -268,6 +268,8 @@ pub struct FeedSpec {
     /// True when the partition appeared after the source's very first start: it begins at its
     /// first message, whatever `initial_offset` says (M4).
     pub late: bool,
+    /// Highest generation found in the source's files: saves go on above it (I4).
+    pub generation: u64,
     /// Creation time of the upstream topic as the control thread saw it.
     pub upstream_created_at: u64,
     /// Creation time of the destination topic as the control thread saw or made it.
