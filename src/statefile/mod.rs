@@ -8,6 +8,8 @@ mod archive;
 pub mod format;
 pub mod inspect;
 #[cfg(test)]
+mod model_disk;
+#[cfg(test)]
 mod samples;
 pub mod store;
 
