@@ -21,7 +21,7 @@ use rkyv::util::AlignedVec;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::archive::{ArchivedBody, Body};
-use super::inspect::parse_file_name;
+use super::inspect::{is_source_key, parse_file_name};
 use super::{FeedState, MAX_GAPS, SourceState};
 
 /// Length of a file is a multiple of this: O_DIRECT works in whole blocks.
@@ -289,10 +289,9 @@ fn read_body(body: &[u8], generation: u64) -> Result<SourceState, Fault> {
 
 /// What the archive's types cannot say.
 fn check(state: &SourceState) -> Result<(), Fault> {
-    let key_byte = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
-    if state.source.is_empty() || !state.source.bytes().all(key_byte) {
-        let seen = format!("source key {:?}", state.source);
-        return inconsistent("header".to_owned(), seen, "one or more of a-z, 0-9, _ and -");
+    if !is_source_key(&state.source) {
+        let seen = format!("key {:?}", state.source);
+        return inconsistent("source".to_owned(), seen, "one or more of a-z, 0-9, _, -");
     }
     let mut known = HashSet::with_capacity(state.feeds.len());
     for feed in &state.feeds {
