@@ -39,7 +39,8 @@ pub struct Session {
     outstanding: Vec<(u64, Expect)>,
 }
 
-/// What a header announces. Before reading the body the driver compares `frame_len` with the
+/// What a header announces. Before reading the body the driver compares
+/// [`Incoming::frame_len`] with the
 /// reply limit of request `number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incoming {
