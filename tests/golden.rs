@@ -5,6 +5,9 @@
 //! by Tidegate and must come out byte for byte, except for the differences named in
 //! [`DIFFERENT`]; for those the rest is compared with what the protocol crate encodes.
 
+// Reads the recorded frames from files.
+#![allow(clippy::disallowed_methods)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
