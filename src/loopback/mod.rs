@@ -29,6 +29,6 @@ pub use iggy_binary_protocol::EvictionReason;
 pub use self::catalog::Counters;
 pub use self::control::{Control, ControlError, Message, Restart, StoredMessage};
 pub use self::core::Flavour;
-pub use self::messages::LateSend;
 pub use self::faults::{AppliedFault, Fault, FaultId, Op, Scope, Times};
+pub use self::messages::LateSend;
 pub use self::server::{Server, ServerOptions};

@@ -409,7 +409,7 @@ fn a_wrong_range_is_never_accepted_h05() {
         w.write(true, 0, 0, 100);
         w.start(1);
         w.until("copied", |w| copied(w, 0, 100));
-        w.up.core.faults().set(Fault::WrongRange { from }, Scope::polls(), Times::Next(4));
+        w.up.core.faults().set(Fault::WrongRange { from }, Scope::polls(), Times::Next(3));
         w.write(true, 0, 100, 100);
         w.until("copied", |w| copied(w, 0, 200));
         w.assert_equal(1);
@@ -464,8 +464,7 @@ fn a_nonempty_destination_without_state_needs_a_word_h32() {
     w.write(true, 0, 0, 10);
     w.start(1);
     w.until("stopped", |w| w.feed(0).condition.reason == "nonempty_destination");
-    let append =
-        MirrorPlan { on_nonempty_destination: OnNonemptyDestination::Append, ..plan() };
+    let append = MirrorPlan { on_nonempty_destination: OnNonemptyDestination::Append, ..plan() };
     let mut w = world_with(append, 1);
     w.write(false, 0, 5000, 1000);
     w.write(true, 0, 0, 10);

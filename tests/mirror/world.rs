@@ -13,8 +13,7 @@ use tidegate::iggy_wire::{PollFrom, Reply, Request, SendTo, Verify, build, recor
 use tidegate::loopback::core::{Core, Delivery as How, Effect, Inbound, Settings};
 use tidegate::loopback::frame::{Frame, RequestHead};
 use tidegate::shard::event::{
-    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket,
-    ToControl,
+    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket, ToControl,
 };
 use tidegate::shard::pipeline::{Pipeline, PipelineConfig};
 use tidegate::shard::snapshot::FeedSnapshot;
@@ -476,7 +475,14 @@ impl World {
         self.submit(conn, &frame_of(&login));
     }
 
-    fn request(&mut self, conn: ConnId, ticket: Ticket, request: &Request, limit: u32, t: Duration) {
+    fn request(
+        &mut self,
+        conn: ConnId,
+        ticket: Ticket,
+        request: &Request,
+        limit: u32,
+        t: Duration,
+    ) {
         let Some(link) = self.links.get_mut(&conn) else {
             self.events.push(Event::Replied { ticket, result: Err(Failure::Lost) });
             return;

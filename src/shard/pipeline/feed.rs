@@ -108,6 +108,8 @@ pub(super) struct Feed {
     pub restart: Restart,
     /// A jump was seen at this offset: the earliest message is being asked for.
     pub jump: Option<u64>,
+    /// One connection saw the log begin above this cursor.
+    pub gap_seen: Option<u64>,
     /// Behind the queue lies a gap up to this offset.
     pub gap_to: Option<u64>,
     /// The next thing upstream is a record that cannot be copied.
@@ -163,6 +165,7 @@ impl Feed {
             lost_send: None,
             restart: Restart::No,
             jump: None,
+            gap_seen: None,
             gap_to: None,
             bad: None,
             wide: false,
