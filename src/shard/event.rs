@@ -10,6 +10,7 @@ use crate::batch::{FeedId, SourceKey};
 use crate::config::MirrorPlan;
 use crate::iggy_wire::{Reply, Request};
 use crate::statefile::FeedState;
+pub use crate::statefile::store::SaveError;
 use crate::time::Millis;
 
 /// A connection slot of one shard. The pipeline numbers them; a slot is dialled again after it
@@ -184,29 +185,6 @@ pub enum ConnError {
     /// Closed by [`Command::Close`].
     #[error("closed")]
     Closed,
-}
-
-/// Why a save failed. The old file is still in place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SaveError {
-    /// ENOSPC or EDQUOT at any step.
-    #[error("disk full at {step} of {path}")]
-    DiskFull {
-        /// Step of the save.
-        step: &'static str,
-        /// File.
-        path: String,
-    },
-    /// Anything else; a failed fsync fails its save for good (S3).
-    #[error("{step} of {path} failed: {why}")]
-    Io {
-        /// Step of the save.
-        step: &'static str,
-        /// File.
-        path: String,
-        /// The kernel's words.
-        why: String,
-    },
 }
 
 /// From the control thread to a shard.
