@@ -338,7 +338,7 @@ fn wrong_types_say_what_was_seen_and_how_to_write_it() {
         ("\"earliest\"", "\"7\"", 19, "sources.orders.initial_offset", &["without quotes"]),
         ("\"10.0.0.1:8090\"", "8090", 7, "clusters.east.address", &["the integer 8090", "quotes"]),
         (
-            "[ { stream = \"orders\", topic = \"events\" }, { stream = \"orders\", topic = \"audit\" } ]",
+            r#"[ { stream = "orders", topic = "events" }, { stream = "orders", topic = "audit" } ]"#,
             "\"orders/events\"",
             18,
             "sources.orders.include",
@@ -380,7 +380,8 @@ fn a_missing_cluster_names_the_known_ones() {
         &["no cluster \"wets\"", "\"east\", \"west\"", "did you mean \"west\"?"],
     );
     refuses(&changed("to = \"west\"\n", ""), 14, "sources.orders.to", &["missing", "\"east\""]);
-    let text = "[daemon]\nstate_dir = \"s\"\n[sources.x]\nkind = \"iggy\"\nfrom = \"a\"\nto = \"b\"\n\
+    let text = "[daemon]\nstate_dir = \"s\"\n[sources.x]\nkind = \"iggy\"\n\
+                from = \"a\"\nto = \"b\"\n\
                 include = [{ stream = \"s\", topic = \"t\" }]\n";
     let errors = read(text).unwrap_err();
     finds(&errors, 5, "sources.x.from", &["no cluster \"a\"", "there is none"]);
@@ -489,7 +490,8 @@ fn two_feeds_onto_one_partition_are_refused() {
         28,
         "sources.second.include[0]",
         &[
-            "sources.orders.include[1] on line 18 already writes to orders/audit on cluster \"west\"",
+            "sources.orders.include[1] on line 18 already writes to orders/audit",
+            "on cluster \"west\"",
         ],
     );
 }

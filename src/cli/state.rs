@@ -5,7 +5,7 @@
 #![allow(clippy::disallowed_methods)] // an operator's command, no shard runs
 
 use std::fs::File;
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -220,7 +220,8 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
     check_source(&plan, &files, &args.source)?;
     files.retain(|file| *file.source == *args.source);
     if !files.is_empty() && !args.yes {
-        confirm(&args.source, &files)?;
+        let stdin = io::stdin();
+        confirm(&args.source, &files, stdin.is_terminal(), &mut stdin.lock())?;
     }
     let moved = set_aside(dir.path(), &files).map_err(|(path, error)| {
         let message = format!("setting {path} aside failed: {error}; nothing after it was touched");
@@ -244,9 +245,14 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
     Ok(Exit::Ok)
 }
 
-fn confirm(source: &str, files: &[FoundFile]) -> Result<(), Stop> {
+fn confirm(
+    source: &str,
+    files: &[FoundFile],
+    terminal: bool,
+    input: &mut dyn BufRead,
+) -> Result<(), Stop> {
     let refuse = |message: &str| Err(Stop::Other(Exit::Usage, message.to_owned()));
-    if !io::stdin().is_terminal() {
+    if !terminal {
         return refuse(
             "standard input is no terminal, so nobody can be asked; add --yes to forget the \
              positions without a question",
@@ -255,13 +261,10 @@ fn confirm(source: &str, files: &[FoundFile]) -> Result<(), Stop> {
     for file in files {
         report::complain(&format!("  {}", file.file));
     }
-    let _ = write!(
-        io::stderr(),
-        "Forget the positions of {source:?} by setting {} file(s) aside? [y/N] ",
-        files.len()
-    );
+    let count = files.len();
+    report::complain(&format!("Forget the positions of {source:?}, {count} file(s)? [y/N]"));
     let mut answer = String::new();
-    let read = io::stdin().lock().read_line(&mut answer);
+    let read = input.read_line(&mut answer);
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
@@ -289,4 +292,22 @@ fn set_aside(
         synced.map_err(|error| (dir.display().to_string(), error))?;
     }
     Ok(moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(terminal: bool, mut answer: &[u8]) -> bool {
+        confirm("orders", &[], terminal, &mut answer).is_ok()
+    }
+
+    #[test]
+    fn only_a_clear_yes_on_a_terminal_forgets_positions() {
+        assert!(asked(true, b"y\n") && asked(true, b" yes \n"));
+        for answer in [&b""[..], b"\n", b"n\n", b"yep\n", b"orders\n", b"\xff\n"] {
+            assert!(!asked(true, answer), "{answer:?}");
+        }
+        assert!(!asked(false, b"y\n"));
+    }
 }

@@ -58,7 +58,7 @@ fn read(doc: &Document<'_>) -> Result<Plan, ConfigErrors> {
         doc.syntax(error.message(), error.span());
     }
     if !syntax.is_empty() {
-        return Err(doc.into_errors());
+        return Err(doc.take_errors());
     }
     let root = doc.root(root.get_ref());
     root.refuse_unknown(TABLES, &[]);
@@ -74,7 +74,7 @@ fn read(doc: &Document<'_>) -> Result<Plan, ConfigErrors> {
         Some(daemon) if !doc.has_findings() => {
             Ok(Plan { daemon, admin, clusters: clusters.plans(), sources: sources.plans })
         }
-        _ => Err(doc.into_errors()),
+        _ => Err(doc.take_errors()),
     }
 }
 

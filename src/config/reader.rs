@@ -111,7 +111,7 @@ impl<'d> Document<'d> {
         !self.findings.borrow().is_empty()
     }
 
-    pub fn into_errors(&self) -> ConfigErrors {
+    pub fn take_errors(&self) -> ConfigErrors {
         ConfigErrors::new(self.findings.take())
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn size(text: &str) -> Result<u64, &'static str> {
 pub(super) fn show_duration(value: Duration) -> String {
     let millis = value.as_millis();
     for (unit, per_unit) in [("h", 3_600_000), ("m", 60_000), ("s", 1_000)] {
-        if millis >= per_unit && millis % per_unit == 0 {
+        if millis >= per_unit && millis.is_multiple_of(per_unit) {
             return format!("{}{unit}", millis / per_unit);
         }
     }
@@ -51,7 +51,7 @@ pub(super) fn show_duration(value: Duration) -> String {
 /// A size as the configuration would write it, exact.
 pub(super) fn show_size(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-        if bytes >= 1 << shift && bytes % (1 << shift) == 0 {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
             return format!("{}{unit}", bytes >> shift);
         }
     }
