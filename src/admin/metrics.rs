@@ -286,7 +286,7 @@ impl Out<'_> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::board::Deriver;
+    use super::super::derive::Deriver;
     use super::super::fixture::{at, condition, feed, finding, info, running, shard};
     use super::*;
 

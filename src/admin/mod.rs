@@ -13,6 +13,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod board;
+mod derive;
 mod ledger;
 mod metrics;
 mod process;

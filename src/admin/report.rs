@@ -367,7 +367,7 @@ mod tests {
     use serde_json::Value;
 
     use super::super::STATUS_SCHEMA;
-    use super::super::board::Deriver;
+    use super::super::derive::Deriver;
     use super::super::fixture::{at, condition, feed, finding, info, running, shard};
     use super::*;
 
