@@ -7,4 +7,5 @@ pub mod driver;
 pub mod event;
 pub mod pipeline;
 pub mod placement;
+pub mod reason;
 pub mod snapshot;
