@@ -151,10 +151,19 @@ fn the_wire_cannot_panic_on_what_it_reads() {
         " as isize",
     ];
     const PANICS: [&str; 5] = [".unwrap()", ".expect(", "panic!(", "unreachable!(", "assert!("];
+    // What the compiler evaluates cannot surprise at run time: constants and `const` blocks.
+    let constant = |line: &str, token: &str| {
+        let before = line.split_once(token).map_or("", |(before, _)| before);
+        let operand = before.rsplit(|c: char| !is_word(c)).next().unwrap_or_default();
+        let is_name = operand.starts_with(|c: char| c.is_ascii_uppercase());
+        before.ends_with("const { ") || is_name && operand == operand.to_uppercase()
+    };
     let mut wrong = Vec::new();
     for file in sources().iter().filter(|file| file.path.starts_with("src/iggy_wire/")) {
         for (line, token) in file.find_any(&CASTS).into_iter().chain(file.find_any(&PANICS)) {
-            wrong.push(format!("{}:{line}: the wire uses `{}`", file.path, token.trim()));
+            if !constant(file.shipped.lines().nth(line - 1).unwrap_or_default(), token) {
+                wrong.push(format!("{}:{line}: the wire uses `{}`", file.path, token.trim()));
+            }
         }
     }
     assert_none(&wrong);
@@ -251,8 +260,7 @@ fn the_documents_name_every_reason_and_every_metric() {
     }
     let metrics = words(&read(Path::new("docs/status.md")));
     let source = Source::read(Path::new("src/admin/metrics.rs"));
-    let names: Vec<String> =
-        [source.literals("tidegate_"), source.literals("process_")].concat();
+    let names: Vec<String> = [source.literals("tidegate_"), source.literals("process_")].concat();
     assert!(names.len() > 15, "only {names:?} found: the scan is broken");
     for name in names {
         let forms = [name.clone(), format!("{name}_total"), format!("{name}_info")];
