@@ -102,7 +102,9 @@ pub enum Credentials {
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Credentials::Password { username, .. } => write!(f, "password of {username:?} (hidden)"),
+            Credentials::Password { username, .. } => {
+                write!(f, "password of {username:?} (hidden)")
+            }
             Credentials::Token(_) => f.write_str("token (hidden)"),
         }
     }

@@ -4,9 +4,14 @@
 //! requests and matches replies. [`record`] checks polled batch records and makes them sendable
 //! without touching payloads. Incomplete input is `Ok(None)`, malformed input a typed error.
 
+mod blob;
+mod build;
 pub mod command;
+pub mod decode;
+pub mod encode;
 pub mod error;
 pub mod frame;
+mod layout;
 pub mod record;
 pub mod session;
 

@@ -1,6 +1,22 @@
 //! Batch records as polled, and their relay to another cluster without touching payloads.
+//!
+//! [`scan`] proves that frames tile a record, that deltas count up by one and that reserved
+//! bytes are zero; with [`Verify::Full`] also every checksum. A [`Record`] exists only behind
+//! that proof, so its methods cannot fail. A server that cuts a record keeps `base_offset` and
+//! the frames' deltas: the first offset is always base + first delta, and a head-cut record
+//! must be renumbered before it is sent, or the destination loses messages.
+//!
+//! Refused: non-contiguous deltas inside a record. Holes and repeats *between* records are the
+//! caller's to judge.
+
+use std::fmt;
 
 use bytes::Bytes;
+
+use super::blob::{BATCH_HEADER_LEN, BatchChecksum, BatchHeader, Frame, renumber};
+use super::command::Polled;
+
+pub use super::build::{Message, build_record, encode_header};
 
 /// Whether every message checksum is computed on the way through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,9 +27,18 @@ pub enum Verify {
     FramingOnly,
 }
 
-/// One batch record of a poll reply: header (256 bytes) and frames, contiguous. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Record {}
+/// One batch record of a poll reply: its frames, shared with the reply's buffer, and what the
+/// header said. Cheap to clone.
+#[derive(Clone)]
+pub struct Record {
+    blob: Bytes,
+    base_offset: u64,
+    origin_timestamp: u64,
+    first_delta: u32,
+    count: u32,
+    /// Where the last frame begins in `blob`.
+    last: usize,
+}
 
 /// A message inside a [`Record`], borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +55,14 @@ pub struct MessageView<'a> {
     pub user_headers: &'a [u8],
 }
 
-/// A record made ready to send: a new header and the untouched (or renumbered) frames.
-#[derive(Clone, Debug)]
-pub struct Relay {}
+/// A record made ready to send: a new header and the untouched (or renumbered) frames. Cheap to
+/// clone.
+#[derive(Clone)]
+pub struct Relay {
+    pub(super) blob: Bytes,
+    pub(super) header: BatchHeader,
+    pub(super) first_offset: u64,
+}
 
 /// A record that must not be sent on, named by offset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,60 +75,298 @@ pub struct RecordError {
 }
 
 /// Cuts a poll reply's records apart and checks each.
-pub fn scan(_records: &Bytes, _verify: Verify) -> Result<Vec<Record>, RecordError> {
-    todo!()
+pub fn scan(records: &Bytes, verify: Verify) -> Result<Vec<Record>, RecordError> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < records.len() {
+        let expected = found.last().map_or(0, Record::next_offset);
+        let (record, end) = scan_one(records, at, expected, verify)?;
+        found.push(record);
+        at = end;
+    }
+    Ok(found)
+}
+
+impl Polled {
+    /// Like [`scan`], and the records must hold as many messages as the reply says.
+    pub fn scan(&self, verify: Verify) -> Result<Vec<Record>, RecordError> {
+        let records = scan(&self.records, verify)?;
+        let sum: u64 = records.iter().map(|r| u64::from(r.count())).sum();
+        if sum != u64::from(self.count) {
+            let offset = records.first().map_or(0, Record::first_offset);
+            let why =
+                format!("the reply announces {} messages, its records hold {sum}", self.count);
+            return Err(RecordError { offset, why });
+        }
+        Ok(records)
+    }
 }
 
 impl Record {
     /// Absolute offset of the first message: base offset + first frame's delta.
     pub fn first_offset(&self) -> u64 {
-        todo!()
+        self.base_offset.saturating_add(u64::from(self.first_delta))
     }
     /// Offset behind the last message.
     pub fn next_offset(&self) -> u64 {
-        todo!()
+        self.first_offset().saturating_add(u64::from(self.count))
     }
     /// Messages, at least 1.
     pub fn count(&self) -> u32 {
-        todo!()
+        self.count
     }
     /// Bytes of header and frames.
+    #[expect(clippy::len_without_is_empty, reason = "a record holds at least one message")]
     pub fn len(&self) -> usize {
-        todo!()
+        BATCH_HEADER_LEN.saturating_add(self.blob.len())
     }
     /// True when the first frame's delta is not 0: sending it means renumbering every frame.
     pub fn is_head_cut(&self) -> bool {
-        todo!()
+        self.first_delta != 0
     }
     /// The messages in order.
     pub fn messages(&self) -> impl Iterator<Item = MessageView<'_>> {
-        std::iter::empty()
+        self.frames().map(|(_, frame)| self.view(&frame))
     }
     /// The last message.
     pub fn last(&self) -> MessageView<'_> {
-        todo!()
+        let nothing = MessageView {
+            offset: self.next_offset().saturating_sub(1),
+            id: 0,
+            origin_timestamp: self.origin_timestamp,
+            payload: &[],
+            user_headers: &[],
+        };
+        Frame::at(&self.blob, self.last).map_or(nothing, |frame| self.view(&frame))
     }
     /// Without the messages below `offset`; `None` if nothing is left. Shares the buffer.
-    pub fn from_offset(self, _offset: u64) -> Option<Record> {
-        todo!()
+    pub fn from_offset(self, offset: u64) -> Option<Record> {
+        let dropped = match offset.checked_sub(self.first_offset()) {
+            None | Some(0) => return Some(self),
+            Some(dropped) => u32::try_from(dropped).ok().filter(|n| *n < self.count)?,
+        };
+        let (at, frame) = self.frames().nth(super::layout::wide(dropped))?;
+        let first_delta = frame.offset_delta;
+        Some(Record {
+            blob: self.blob.slice(at..),
+            first_delta,
+            count: self.count.saturating_sub(dropped),
+            last: self.last.saturating_sub(at),
+            ..self
+        })
     }
     /// Only the first `count` messages (at least 1). Shares the buffer.
-    pub fn truncated(&self, _count: u32) -> Record {
-        todo!()
+    pub fn truncated(&self, count: u32) -> Record {
+        let count = count.max(1);
+        if count >= self.count {
+            return self.clone();
+        }
+        let kept = super::layout::wide(count).saturating_sub(1);
+        match self.frames().nth(kept) {
+            None => self.clone(),
+            Some((last, frame)) => {
+                Record { blob: self.blob.slice(..frame.end), count, last, ..self.clone() }
+            }
+        }
     }
     /// Ready to send. Whole or tail-cut: new header, blob by reference; head-cut: renumbered copy.
     pub fn relay(&self) -> Relay {
-        todo!()
+        let blob = if self.is_head_cut() { self.renumbered() } else { self.blob.clone() };
+        let header = BatchHeader {
+            origin_timestamp: self.origin_timestamp,
+            message_count: self.count,
+            ..BatchHeader::default()
+        };
+        Relay::seal(blob, header, self.first_offset())
+    }
+
+    fn renumbered(&self) -> Bytes {
+        let mut copy = self.blob.to_vec();
+        let mut at = 0;
+        for delta in 0..self.count {
+            let Some(end) = renumber(&mut copy, at, delta) else { break };
+            at = end;
+        }
+        Bytes::from(copy)
+    }
+
+    fn frames(&self) -> impl Iterator<Item = (usize, Frame<'_>)> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let begin = at;
+            let frame = Frame::at(&self.blob, begin)?;
+            at = frame.end;
+            Some((begin, frame))
+        })
+    }
+
+    /// Origin timestamps saturate: no server checks them, and the relay copies both parts.
+    fn view<'a>(&self, frame: &Frame<'a>) -> MessageView<'a> {
+        MessageView {
+            offset: self.base_offset.saturating_add(u64::from(frame.offset_delta)),
+            id: frame.id,
+            origin_timestamp: self
+                .origin_timestamp
+                .saturating_add(u64::from(frame.timestamp_delta)),
+            payload: frame.payload,
+            user_headers: frame.user_headers,
+        }
     }
 }
 
 impl Relay {
     /// Messages.
     pub fn count(&self) -> u32 {
-        todo!()
+        self.header.message_count
     }
     /// Bytes of header and frames.
+    #[expect(clippy::len_without_is_empty, reason = "a relay holds at least one message")]
     pub fn len(&self) -> usize {
-        todo!()
+        BATCH_HEADER_LEN.saturating_add(self.blob.len())
     }
+    /// Upstream offset of the first message; 0 for a record that was built, not polled.
+    pub fn first_offset(&self) -> u64 {
+        self.first_offset
+    }
+    /// The batch header to send: the fields the server owns are zero.
+    pub fn header(&self) -> [u8; BATCH_HEADER_LEN] {
+        self.header.bytes()
+    }
+    /// The frames, deltas 0, 1, 2 …; for a record that was not head-cut the polled buffer itself.
+    pub fn blob(&self) -> &Bytes {
+        &self.blob
+    }
+    /// Header and frames as a server stores and serves them.
+    pub fn stored(&self, partition: u32, base_offset: u64, base_timestamp: u64) -> Bytes {
+        let mut header = BatchHeader {
+            partition_id: u64::from(partition),
+            base_offset,
+            base_timestamp,
+            ..self.header
+        };
+        header.batch_checksum = header.checksum_over(&self.blob);
+        let mut bytes = Vec::with_capacity(self.len());
+        bytes.extend_from_slice(&header.bytes());
+        bytes.extend_from_slice(&self.blob);
+        Bytes::from(bytes)
+    }
+
+    /// Fills in length and checksum.
+    pub(super) fn seal(blob: Bytes, mut header: BatchHeader, first_offset: u64) -> Relay {
+        header.batch_length =
+            u64::try_from(BATCH_HEADER_LEN.saturating_add(blob.len())).unwrap_or(u64::MAX);
+        header.batch_checksum = header.checksum_over(&blob);
+        Relay { blob, header, first_offset }
+    }
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, next) = (self.first_offset(), self.next_offset());
+        write!(f, "Record({first}..{next}, {} bytes)", self.len())
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let next = self.first_offset.saturating_add(u64::from(self.count()));
+        write!(f, "Relay({}..{next}, {} bytes)", self.first_offset, self.len())
+    }
+}
+
+/// The record that begins at `at` and where it ends. `expected` names it if it is unreadable.
+fn scan_one(
+    records: &Bytes,
+    at: usize,
+    expected: u64,
+    verify: Verify,
+) -> Result<(Record, usize), RecordError> {
+    let refuse = |offset, why: String| Err(RecordError { offset, why });
+    let rest = records.get(at..).unwrap_or_default();
+    let Some(h) = rest.first_chunk::<BATCH_HEADER_LEN>() else {
+        return refuse(expected, format!("its header is cut: need 256 bytes, have {}", rest.len()));
+    };
+    let header = BatchHeader::read(h);
+    let base = header.base_offset;
+    if let Some(byte) = BatchHeader::dirty_reserved(h) {
+        return refuse(base, format!("reserved header byte {byte} is not zero"));
+    }
+    let length = usize::try_from(header.batch_length).unwrap_or(usize::MAX);
+    if length < BATCH_HEADER_LEN {
+        return refuse(base, format!("its length is {length}, expected at least 256 bytes"));
+    }
+    if length > rest.len() {
+        return refuse(base, format!("it is cut: need {length} bytes, have {}", rest.len()));
+    }
+    if header.message_count == 0 {
+        return refuse(base, "it holds no message".to_owned());
+    }
+    let end = at.saturating_add(length);
+    let blob = records.slice(at.saturating_add(BATCH_HEADER_LEN)..end);
+    let (first_delta, last) = walk(&header, &blob, verify)?;
+    let first = base.checked_add(u64::from(first_delta));
+    if first.and_then(|f| f.checked_add(u64::from(header.message_count))).is_none() {
+        return refuse(base, "its offsets pass the end of 64 bits".to_owned());
+    }
+    let record = Record {
+        blob,
+        base_offset: base,
+        origin_timestamp: header.origin_timestamp,
+        first_delta,
+        count: header.message_count,
+        last,
+    };
+    Ok((record, end))
+}
+
+/// One pass over the frames: first delta and position of the last frame.
+fn walk(header: &BatchHeader, blob: &[u8], verify: Verify) -> Result<(u32, usize), RecordError> {
+    let mut sum = BatchChecksum::new(header);
+    let (mut at, mut last, mut first_delta) = (0, 0, 0);
+    for nth in 0..header.message_count {
+        let offset = |delta: u32| header.base_offset.saturating_add(u64::from(delta));
+        let expected = nth.saturating_add(first_delta);
+        let refuse = |offset, why| Err(RecordError { offset, why });
+        let Some(frame) = Frame::at(blob, at) else {
+            let have = blob.len().saturating_sub(at);
+            let why =
+                format!("message {nth} of {} is cut, {have} bytes left", header.message_count);
+            return refuse(offset(expected), why);
+        };
+        if nth == 0 {
+            first_delta = frame.offset_delta;
+        }
+        let expected = nth.saturating_add(first_delta);
+        if frame.offset_delta != expected {
+            let seen = frame.offset_delta;
+            let why = format!("offset deltas do not count up: saw {seen}, expected {expected}");
+            return refuse(offset(expected), why);
+        }
+        if frame.reserved != 0 {
+            return refuse(offset(expected), "reserved frame bytes are not zero".to_owned());
+        }
+        if verify == Verify::Full {
+            let computed = frame.computed_checksum();
+            if computed != frame.checksum {
+                let seen = frame.checksum;
+                let why = format!("message checksum: saw {seen:016x}, computed {computed:016x}");
+                return refuse(offset(expected), why);
+            }
+            sum.add(frame.checksum);
+        }
+        last = at;
+        at = frame.end;
+    }
+    let offset = header.base_offset.saturating_add(u64::from(first_delta));
+    if at != blob.len() {
+        let why = format!("{} bytes behind its last message", blob.len().saturating_sub(at));
+        return Err(RecordError { offset, why });
+    }
+    let computed = sum.finish();
+    if verify == Verify::Full && computed != header.batch_checksum {
+        let seen = header.batch_checksum;
+        let why = format!("batch checksum: saw {seen:016x}, computed {computed:016x}");
+        return Err(RecordError { offset, why });
+    }
+    Ok((first_delta, last))
 }

@@ -1,0 +1,178 @@
+//! Bytes of a batch: its header, its message frames, and the two checksums.
+//!
+//! ```text
+//! batch header, 256 bytes, then `message_count` frames back to back
+//!   0 partition_id:8 | 8 base_offset:8 | 16 base_timestamp:8 | 24 origin_timestamp:8
+//!   32 batch_length:8 | 40 batch_checksum:8 | 48 message_count:4 | 52 zero:204
+//! frame, 48 bytes, then payload, then user headers
+//!   0 checksum:8 | 8 id:16 | 24 offset_delta:4 | 28 timestamp_delta:4
+//!   32 user_headers_length:4 | 36 payload_length:4 | 40 zero:8
+//! ```
+//!
+//! A frame's checksum is XXH3-64 of the frame from byte 8 on. The batch's is XXH3-64 of the
+//! first five header fields but the checksum, the count, and every frame's checksum in order.
+
+use std::hash::Hasher;
+
+use twox_hash::XxHash3_64;
+use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
+
+use super::layout::{get, put, wide};
+
+/// Length of a batch header.
+pub(super) const BATCH_HEADER_LEN: usize = 256;
+/// Length of a frame header.
+pub(super) const FRAME_HEADER_LEN: usize = 48;
+
+const RESERVED_FROM: usize = 52;
+
+/// A batch header's fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BatchHeader {
+    pub(super) partition_id: u64,
+    pub(super) base_offset: u64,
+    pub(super) base_timestamp: u64,
+    pub(super) origin_timestamp: u64,
+    pub(super) batch_length: u64,
+    pub(super) batch_checksum: u64,
+    pub(super) message_count: u32,
+}
+
+impl BatchHeader {
+    pub(super) fn read(h: &[u8; BATCH_HEADER_LEN]) -> BatchHeader {
+        BatchHeader {
+            partition_id: u64::from_le_bytes(get::<0, 8, 256>(h)),
+            base_offset: u64::from_le_bytes(get::<8, 8, 256>(h)),
+            base_timestamp: u64::from_le_bytes(get::<16, 8, 256>(h)),
+            origin_timestamp: u64::from_le_bytes(get::<24, 8, 256>(h)),
+            batch_length: u64::from_le_bytes(get::<32, 8, 256>(h)),
+            batch_checksum: u64::from_le_bytes(get::<40, 8, 256>(h)),
+            message_count: u32::from_le_bytes(get::<48, 4, 256>(h)),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> [u8; BATCH_HEADER_LEN] {
+        let mut h = [0; BATCH_HEADER_LEN];
+        put::<0, 8, 256>(&mut h, self.partition_id.to_le_bytes());
+        put::<8, 8, 256>(&mut h, self.base_offset.to_le_bytes());
+        put::<16, 8, 256>(&mut h, self.base_timestamp.to_le_bytes());
+        put::<24, 8, 256>(&mut h, self.origin_timestamp.to_le_bytes());
+        put::<32, 8, 256>(&mut h, self.batch_length.to_le_bytes());
+        put::<40, 8, 256>(&mut h, self.batch_checksum.to_le_bytes());
+        put::<48, 4, 256>(&mut h, self.message_count.to_le_bytes());
+        h
+    }
+
+    /// The position of the first reserved byte that is not zero.
+    pub(super) fn dirty_reserved(h: &[u8; BATCH_HEADER_LEN]) -> Option<usize> {
+        let reserved = h.iter().enumerate().skip(RESERVED_FROM);
+        reserved.into_iter().find(|(_, byte)| **byte != 0).map(|(at, _)| at)
+    }
+
+    /// The checksum over this header and the frames of `blob`, which must tile it.
+    pub(super) fn checksum_over(&self, blob: &[u8]) -> u64 {
+        let mut sum = BatchChecksum::new(self);
+        let mut at = 0;
+        while let Some(frame) = Frame::at(blob, at) {
+            sum.add(frame.checksum);
+            at = frame.end;
+        }
+        sum.finish()
+    }
+}
+
+/// One frame inside a blob.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<'a> {
+    /// From the checksum to the end of the user headers.
+    pub(super) bytes: &'a [u8],
+    /// Where the next frame begins in the blob.
+    pub(super) end: usize,
+    pub(super) checksum: u64,
+    pub(super) id: u128,
+    pub(super) offset_delta: u32,
+    pub(super) timestamp_delta: u32,
+    pub(super) reserved: u64,
+    pub(super) payload: &'a [u8],
+    pub(super) user_headers: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The frame that begins at `at`, `None` if its bytes are not all there.
+    pub(super) fn at(blob: &'a [u8], at: usize) -> Option<Frame<'a>> {
+        let rest = blob.get(at..)?;
+        let h = rest.first_chunk::<FRAME_HEADER_LEN>()?;
+        let user_headers_length = wide(u32::from_le_bytes(get::<32, 4, 48>(h)));
+        let payload_length = wide(u32::from_le_bytes(get::<36, 4, 48>(h)));
+        let payload_end = FRAME_HEADER_LEN.checked_add(payload_length)?;
+        let end = payload_end.checked_add(user_headers_length)?;
+        Some(Frame {
+            bytes: rest.get(..end)?,
+            end: at.checked_add(end)?,
+            checksum: u64::from_le_bytes(get::<0, 8, 48>(h)),
+            id: u128::from_le_bytes(get::<8, 16, 48>(h)),
+            offset_delta: u32::from_le_bytes(get::<24, 4, 48>(h)),
+            timestamp_delta: u32::from_le_bytes(get::<28, 4, 48>(h)),
+            reserved: u64::from_le_bytes(get::<40, 8, 48>(h)),
+            payload: rest.get(FRAME_HEADER_LEN..payload_end)?,
+            user_headers: rest.get(payload_end..end)?,
+        })
+    }
+
+    /// The checksum these bytes should carry.
+    pub(super) fn computed_checksum(&self) -> u64 {
+        XxHash3_64::oneshot(self.bytes.get(8..).unwrap_or_default())
+    }
+}
+
+/// Gives the frame at `at` another offset delta and the checksum that goes with it; returns
+/// where the next frame begins.
+pub(super) fn renumber(blob: &mut [u8], at: usize, offset_delta: u32) -> Option<usize> {
+    let end = Frame::at(blob, at)?.end;
+    let frame = blob.get_mut(at..end)?;
+    let h = frame.first_chunk_mut::<FRAME_HEADER_LEN>()?;
+    put::<24, 4, 48>(h, offset_delta.to_le_bytes());
+    let checksum = XxHash3_64::oneshot(frame.get(8..)?);
+    let h = frame.first_chunk_mut::<FRAME_HEADER_LEN>()?;
+    put::<0, 8, 48>(h, checksum.to_le_bytes());
+    Some(end)
+}
+
+/// A frame header without its checksum, which [`renumber`] computes.
+pub(super) fn unsealed_frame_header(
+    id: u128,
+    timestamp_delta: u32,
+    user_headers_length: u32,
+    payload_length: u32,
+) -> [u8; FRAME_HEADER_LEN] {
+    let mut h = [0; FRAME_HEADER_LEN];
+    put::<8, 16, 48>(&mut h, id.to_le_bytes());
+    put::<28, 4, 48>(&mut h, timestamp_delta.to_le_bytes());
+    put::<32, 4, 48>(&mut h, user_headers_length.to_le_bytes());
+    put::<36, 4, 48>(&mut h, payload_length.to_le_bytes());
+    h
+}
+
+/// A batch checksum under way; lives on the stack.
+pub(super) struct BatchChecksum(RawHasher<&'static [u8; DEFAULT_SECRET_LENGTH]>);
+
+impl BatchChecksum {
+    pub(super) fn new(header: &BatchHeader) -> BatchChecksum {
+        let mut hasher = RawHasher::new(SecretBuffer::default());
+        hasher.write(&header.partition_id.to_le_bytes());
+        hasher.write(&header.base_offset.to_le_bytes());
+        hasher.write(&header.base_timestamp.to_le_bytes());
+        hasher.write(&header.origin_timestamp.to_le_bytes());
+        hasher.write(&header.batch_length.to_le_bytes());
+        hasher.write(&header.message_count.to_le_bytes());
+        BatchChecksum(hasher)
+    }
+
+    pub(super) fn add(&mut self, frame_checksum: u64) {
+        self.0.write(&frame_checksum.to_le_bytes());
+    }
+
+    pub(super) fn finish(&self) -> u64 {
+        self.0.finish()
+    }
+}

@@ -1,0 +1,381 @@
+//! Replies as values. What a body holds depends on the request it answers, so decoding starts
+//! from [`Expect`], kept by the session for every outstanding request.
+//!
+//! ```text
+//! result section  count:4 | count x { index:4 code:4 }        metadata operations
+//! poll            partition:4 | current_offset:8 | count:4 | records
+//! send            count:4 | count x { stream:4 topic:4 partition:4 base_offset:8 }
+//! ```
+
+use bytes::Bytes;
+use iggy_binary_protocol::responses::streams::{
+    GetStreamsResponse, StreamResponse, get_stream::TopicHeader,
+};
+use iggy_binary_protocol::responses::system::{
+    describe_options::DescribeOptionsResponse, get_cluster_metadata::ClusterMetadataResponse,
+};
+use iggy_binary_protocol::responses::topics::{
+    get_topic::GetTopicResponse, get_topics::GetTopicsResponse,
+};
+use iggy_binary_protocol::responses::users::login_register::LoginRegisterResponse;
+use iggy_binary_protocol::{WireDecode, WireError as ProtocolError, WireOptions};
+
+use super::command::{
+    Node, OptionInfo, PartitionInfo, Polled, Reply, Request, SendTo, StreamInfo, TopicInfo,
+    TopicOption,
+};
+use super::error::{ServerError, WireError};
+use super::frame::{
+    OP_CREATE_PARTITIONS, OP_CREATE_STREAM, OP_CREATE_TOPIC, OP_LOGOUT, OP_NON_REPLICATED,
+    OP_PARTITIONS_CREATED, OP_SEND, OP_TOPIC_CREATED, ReplyHeader,
+};
+use super::layout::{Reader, wide};
+
+/// What the reply to a request must look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// An empty body.
+    Ping,
+    /// Cluster nodes.
+    Cluster,
+    /// Option catalogue.
+    Options,
+    /// Stream list.
+    Streams,
+    /// One stream or nothing.
+    Stream,
+    /// Topic list.
+    Topics,
+    /// One topic or nothing.
+    Topic,
+    /// Result section and the new stream.
+    StreamCreated,
+    /// Result section and the new topic.
+    TopicCreated,
+    /// Result section.
+    PartitionsCreated,
+    /// Batch records.
+    Polled,
+    /// Confirmations; of this partition, if the send named one.
+    Sent {
+        /// Partition the send named.
+        partition: Option<u32>,
+    },
+    /// An empty body.
+    LoggedOut,
+}
+
+/// What a login reply says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Login {
+    /// Goes into every later header.
+    pub session: u64,
+    /// The server's build, for example `0.9.0`.
+    pub server_version: String,
+}
+
+impl Expect {
+    /// What answers this request.
+    pub fn of(request: &Request) -> Expect {
+        match request {
+            Request::Ping => Expect::Ping,
+            Request::ClusterMetadata => Expect::Cluster,
+            Request::DescribeTopicOptions => Expect::Options,
+            Request::Streams => Expect::Streams,
+            Request::Stream { .. } => Expect::Stream,
+            Request::Topics { .. } => Expect::Topics,
+            Request::Topic { .. } => Expect::Topic,
+            Request::CreateStream { .. } => Expect::StreamCreated,
+            Request::CreateTopic { .. } => Expect::TopicCreated,
+            Request::CreatePartitions { .. } => Expect::PartitionsCreated,
+            Request::Poll { .. } => Expect::Polled,
+            Request::Send { to: SendTo::Partition(p), .. } => Expect::Sent { partition: Some(*p) },
+            Request::Send { to: SendTo::Balanced, .. } => Expect::Sent { partition: None },
+            Request::Logout => Expect::LoggedOut,
+        }
+    }
+
+    /// Whether a reply with this operation byte can be the answer. Some operations come back as
+    /// the internal form that was committed, or unchanged when refused before that.
+    pub fn answers(self, operation: u8) -> bool {
+        match self {
+            Expect::StreamCreated => operation == OP_CREATE_STREAM,
+            Expect::TopicCreated => matches!(operation, OP_CREATE_TOPIC | OP_TOPIC_CREATED),
+            Expect::PartitionsCreated => {
+                matches!(operation, OP_CREATE_PARTITIONS | OP_PARTITIONS_CREATED)
+            }
+            Expect::Sent { .. } => operation == OP_SEND,
+            Expect::LoggedOut => operation == OP_LOGOUT,
+            Expect::Ping
+            | Expect::Cluster
+            | Expect::Options
+            | Expect::Streams
+            | Expect::Stream
+            | Expect::Topics
+            | Expect::Topic
+            | Expect::Polled => operation == OP_NON_REPLICATED,
+        }
+    }
+
+    /// The request in words, for errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Expect::Ping => "ping",
+            Expect::Cluster => "cluster metadata",
+            Expect::Options => "topic options",
+            Expect::Streams => "streams",
+            Expect::Stream => "stream",
+            Expect::Topics => "topics",
+            Expect::Topic => "topic",
+            Expect::StreamCreated => "create stream",
+            Expect::TopicCreated => "create topic",
+            Expect::PartitionsCreated => "create partitions",
+            Expect::Polled => "poll",
+            Expect::Sent { .. } => "send",
+            Expect::LoggedOut => "logout",
+        }
+    }
+}
+
+/// The reply to a request that expects `expect`: an answer or the server's refusal.
+pub fn decode(
+    expect: Expect,
+    header: &ReplyHeader,
+    body: Bytes,
+) -> Result<Result<Reply, ServerError>, WireError> {
+    let body = match outcome(header, body)? {
+        Ok(body) => body,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    Ok(Ok(match expect {
+        Expect::Ping | Expect::StreamCreated | Expect::PartitionsCreated | Expect::LoggedOut => {
+            Reply::Done
+        }
+        Expect::Cluster => Reply::Cluster(cluster(&body)?),
+        Expect::Options => Reply::Options(options(&body)?),
+        Expect::Streams => Reply::Streams(streams(&body)?),
+        Expect::Stream if body.is_empty() => Reply::Stream(None),
+        Expect::Stream => {
+            let (stream, _) = StreamResponse::decode(&body).map_err(cold("stream"))?;
+            Reply::Stream(Some(stream_info(stream)))
+        }
+        Expect::Topics if body.is_empty() => Reply::Topics(Vec::new()),
+        Expect::Topics => Reply::Topics(topics(&body)?),
+        Expect::Topic if body.is_empty() => Reply::Topic(None),
+        Expect::Topic | Expect::TopicCreated => Reply::Topic(Some(topic(&body)?)),
+        Expect::Polled => Reply::Polled(polled(body)?),
+        Expect::Sent { partition } => Reply::Sent { base_offset: sent(&body, partition)? },
+    }))
+}
+
+/// The reply to a login. `Ok(Err(None))` is the empty body that ends a login for good.
+pub fn decode_login(
+    header: &ReplyHeader,
+    body: Bytes,
+) -> Result<Result<Login, Option<ServerError>>, WireError> {
+    if header.status == 0 && body.is_empty() {
+        return Ok(Err(None));
+    }
+    let body = match outcome(header, body)? {
+        Ok(body) => body,
+        Err(refused) => return Ok(Err(Some(refused))),
+    };
+    let (login, _) = LoginRegisterResponse::decode(&body).map_err(cold("login reply"))?;
+    if login.session == 0 {
+        let (what, seen) = ("session of a login reply", "0".to_owned());
+        return Err(WireError::Invalid { what, seen, expected: "a session id" });
+    }
+    Ok(Ok(Login { session: login.session, server_version: login.server_version.to_string() }))
+}
+
+/// The one place that looks for errors: `status`, then the result section if the operation has
+/// one. What is left of the body is the payload.
+pub fn outcome(header: &ReplyHeader, body: Bytes) -> Result<Result<Bytes, ServerError>, WireError> {
+    if header.status != 0 {
+        return Ok(Err(ServerError { code: header.status }));
+    }
+    if !has_result_section(header.operation) {
+        return Ok(Ok(body));
+    }
+    let mut section = Reader::new(&body);
+    let entries = section.u32("result section")?;
+    if entries == 0 {
+        let payload = body.slice_ref(section.rest());
+        return Ok(Ok(payload));
+    }
+    section.u32("result section entry")?;
+    let code = section.u32("result section entry")?;
+    if code == 0 {
+        return Err(WireError::Invalid {
+            what: "result section entry",
+            seen: "code 0".to_owned(),
+            expected: "an error code",
+        });
+    }
+    Ok(Err(ServerError { code }))
+}
+
+/// Login, metadata operations with their internal forms, and consumer offset writes.
+fn has_result_section(operation: u8) -> bool {
+    matches!(operation, 1 | 64..=68 | 128..=149 | 161 | 162)
+}
+
+fn polled(body: Bytes) -> Result<Polled, WireError> {
+    let mut head = Reader::new(&body);
+    let partition = head.u32("poll reply partition")?;
+    let current_offset = head.u64("poll reply current offset")?;
+    let count = head.u32("poll reply count")?;
+    let records = body.slice_ref(head.rest());
+    if (count == 0) != records.is_empty() {
+        return Err(WireError::Invalid {
+            what: "poll reply",
+            seen: format!("{count} messages in {} bytes", records.len()),
+            expected: "records exactly when the count is not 0",
+        });
+    }
+    Ok(Polled { partition, current_offset, count, records })
+}
+
+fn sent(body: &[u8], partition: Option<u32>) -> Result<Option<u64>, WireError> {
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let mut rest = Reader::new(body);
+    let count = rest.u32("confirmation count")?;
+    let need = wide(count).saturating_mul(20);
+    if rest.rest().len() != need {
+        let have = rest.rest().len();
+        return Err(WireError::Truncated { what: "send confirmations", need, have });
+    }
+    let mut seen = None;
+    for _ in 0..count {
+        rest.array::<8>("confirmed stream and topic")?;
+        let confirmed = rest.u32("confirmed partition")?;
+        let base_offset = rest.u64("confirmed offset")?;
+        if partition.is_none_or(|asked| asked == confirmed) {
+            return Ok(Some(base_offset));
+        }
+        seen = Some(confirmed);
+    }
+    match seen {
+        None => Ok(None),
+        Some(confirmed) => Err(WireError::Invalid {
+            what: "send confirmation",
+            seen: format!("partition {confirmed}"),
+            expected: "the partition the send named",
+        }),
+    }
+}
+
+fn cluster(body: &[u8]) -> Result<Vec<Node>, WireError> {
+    let (cluster, _) = ClusterMetadataResponse::decode(body).map_err(cold("cluster metadata"))?;
+    let node =
+        |n: iggy_binary_protocol::responses::system::get_cluster_metadata::ClusterNodeResponse| {
+            Node {
+                name: n.name,
+                ip: n.ip,
+                tcp_port: n.tcp_port,
+                leader: n.role == 0,
+                healthy: n.status == 0,
+            }
+        };
+    Ok(cluster.nodes.into_iter().map(node).collect())
+}
+
+fn options(body: &[u8]) -> Result<Vec<OptionInfo>, WireError> {
+    let (options, _) = DescribeOptionsResponse::decode(body).map_err(cold("topic options"))?;
+    Ok(options.entries.into_iter().map(|o| OptionInfo { key: o.key.to_string() }).collect())
+}
+
+fn streams(body: &[u8]) -> Result<Vec<StreamInfo>, WireError> {
+    let (list, _) = GetStreamsResponse::decode(body).map_err(cold("stream list"))?;
+    Ok(list.streams.into_iter().map(stream_info).collect())
+}
+
+fn topics(body: &[u8]) -> Result<Vec<TopicInfo>, WireError> {
+    let (list, _) = GetTopicsResponse::decode(body).map_err(cold("topic list"))?;
+    Ok(list.topics.into_iter().map(topic_info).collect())
+}
+
+fn topic(body: &[u8]) -> Result<TopicInfo, WireError> {
+    let (reply, _) = GetTopicResponse::decode(body).map_err(cold("topic"))?;
+    let mut info = topic_info(reply.topic);
+    info.partitions = reply
+        .partitions
+        .into_iter()
+        .map(|p| PartitionInfo {
+            id: p.id,
+            created_at: p.created_at,
+            current_offset: p.current_offset,
+            messages_count: p.messages_count,
+        })
+        .collect();
+    Ok(info)
+}
+
+fn stream_info(stream: StreamResponse) -> StreamInfo {
+    StreamInfo {
+        name: stream.name.to_string(),
+        created_at: stream.created_at,
+        topics: stream.topics_count,
+    }
+}
+
+fn topic_info(topic: TopicHeader) -> TopicInfo {
+    TopicInfo {
+        name: topic.name.to_string(),
+        created_at: topic.created_at,
+        partitions_count: topic.partitions_count,
+        message_expiry: topic.message_expiry,
+        compression: topic.compression_algorithm,
+        max_size: topic.max_topic_size,
+        size: topic.size_bytes,
+        messages_count: topic.messages_count,
+        options: option_texts(&topic.options).chain(option_texts(&topic.derived_options)).collect(),
+        partitions: Vec::new(),
+    }
+}
+
+fn option_texts(options: &WireOptions) -> impl Iterator<Item = TopicOption> {
+    options.iter().map(|entry| TopicOption {
+        key: String::from_utf8_lossy(entry.key).into_owned(),
+        value: value_text(entry.value_kind.0, entry.value),
+    })
+}
+
+/// A typed option value in the text form that creating a topic takes; bytes of a kind or length
+/// this program does not know are shown as hex.
+fn value_text(kind: u8, value: &[u8]) -> String {
+    let text = match kind {
+        2 => std::str::from_utf8(value).ok().map(str::to_owned),
+        3 => number(value, u8::from_le_bytes).map(|b| (b != 0).to_string()),
+        4 => number(value, i8::from_le_bytes).map(|n| n.to_string()),
+        5 => number(value, i16::from_le_bytes).map(|n| n.to_string()),
+        6 => number(value, i32::from_le_bytes).map(|n| n.to_string()),
+        7 => number(value, i64::from_le_bytes).map(|n| n.to_string()),
+        8 => number(value, i128::from_le_bytes).map(|n| n.to_string()),
+        9 => number(value, u8::from_le_bytes).map(|n| n.to_string()),
+        10 => number(value, u16::from_le_bytes).map(|n| n.to_string()),
+        11 => number(value, u32::from_le_bytes).map(|n| n.to_string()),
+        12 => number(value, u64::from_le_bytes).map(|n| n.to_string()),
+        13 => number(value, u128::from_le_bytes).map(|n| n.to_string()),
+        14 => number(value, f32::from_le_bytes).map(|n| n.to_string()),
+        15 => number(value, f64::from_le_bytes).map(|n| n.to_string()),
+        _ => None,
+    };
+    text.unwrap_or_else(|| value.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn number<const N: usize, T>(value: &[u8], read: fn([u8; N]) -> T) -> Option<T> {
+    value.try_into().ok().map(read)
+}
+
+/// An error of the protocol crate in our words.
+fn cold(what: &'static str) -> impl Fn(ProtocolError) -> WireError {
+    move |error| match error {
+        ProtocolError::UnexpectedEof { need, have, .. } => {
+            WireError::Truncated { what, need, have }
+        }
+        other => WireError::Invalid { what, seen: other.to_string(), expected: "its layout" },
+    }
+}
