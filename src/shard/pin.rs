@@ -69,9 +69,8 @@ pub fn pin(cpu: u16) -> io::Result<()> {
         *word = 1 << (cpu % 64);
     }
     // SAFETY: as above; the kernel only reads `mask`.
-    let rc = unsafe {
-        libc::sched_setaffinity(0, mask.len() * size_of::<u64>(), mask.as_ptr().cast())
-    };
+    let rc =
+        unsafe { libc::sched_setaffinity(0, mask.len() * size_of::<u64>(), mask.as_ptr().cast()) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -23,6 +23,11 @@ impl EventQueue {
         self.wake();
     }
 
+    /// Adds several.
+    pub fn extend(&self, events: impl IntoIterator<Item = Event>) {
+        events.into_iter().for_each(|event| self.push(event));
+    }
+
     /// Wakes the reader without an event: something outside the queue changed.
     pub fn wake(&self) {
         if let Some(reader) = self.reader.take() {
