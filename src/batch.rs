@@ -80,3 +80,105 @@ pub struct DeltaPiece {
     /// Signed distance destination − upstream, in offsets.
     pub delta: i64,
 }
+
+/// The piecewise mapping between upstream and destination offsets of one feed (M6).
+///
+/// Pieces ascend by `from_upstream`; between two pieces lies a gap of upstream offsets that the
+/// destination never received, so destination offsets stay contiguous across pieces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffsetMap(Vec<DeltaPiece>);
+
+impl OffsetMap {
+    /// The mapping of a saved state.
+    pub fn from_pieces(pieces: Vec<DeltaPiece>) -> OffsetMap {
+        OffsetMap(pieces)
+    }
+
+    /// A history that starts with upstream offset `upstream` at destination offset `downstream`.
+    pub fn starting(upstream: u64, downstream: u64) -> OffsetMap {
+        OffsetMap(vec![DeltaPiece { from_upstream: upstream, delta: distance(upstream, downstream) }])
+    }
+
+    /// Adds a piece: upstream offset `upstream` goes to destination offset `downstream`. A piece
+    /// that nothing was copied under is replaced.
+    pub fn push(&mut self, upstream: u64, downstream: u64) {
+        let piece = DeltaPiece { from_upstream: upstream, delta: distance(upstream, downstream) };
+        while self.0.last().is_some_and(|last| target(last) >= downstream) {
+            self.0.pop();
+        }
+        self.0.push(piece);
+    }
+
+    /// The pieces, ascending.
+    pub fn pieces(&self) -> &[DeltaPiece] {
+        &self.0
+    }
+
+    /// Destination offset of an upstream offset; `None` below the first piece and in a gap.
+    pub fn downstream(&self, upstream: u64) -> Option<u64> {
+        let index = self.0.iter().rposition(|piece| piece.from_upstream <= upstream)?;
+        let there = upstream.checked_add_signed(self.0.get(index)?.delta)?;
+        let next = self.0.get(index + 1).map_or(u64::MAX, target);
+        (there < next).then_some(there)
+    }
+
+    /// The upstream offset that belongs at destination offset `downstream`; `None` below the
+    /// first piece. Where two pieces meet, the later one: its gap was saved before anything was
+    /// sent behind it.
+    pub fn upstream(&self, downstream: u64) -> Option<u64> {
+        let piece = self.0.iter().rev().find(|piece| target(piece) <= downstream)?;
+        downstream.checked_add_signed(piece.delta.checked_neg()?)
+    }
+
+    /// The piece that the message at destination offset `downstream` was copied under.
+    pub fn piece_of(&self, downstream: u64) -> Option<DeltaPiece> {
+        self.0.iter().rev().find(|piece| target(piece) <= downstream).copied()
+    }
+
+    /// Delta at an upstream offset, 0 below the first piece.
+    pub fn delta(&self, upstream: u64) -> i64 {
+        self.0.iter().rev().find(|piece| piece.from_upstream <= upstream).map_or(0, |p| p.delta)
+    }
+}
+
+/// Destination offset of a piece's first message.
+pub fn target(piece: &DeltaPiece) -> u64 {
+    piece.from_upstream.saturating_add_signed(piece.delta)
+}
+
+fn distance(upstream: u64, downstream: u64) -> i64 {
+    // Offsets come from servers that count up from 0: a distance beyond i64 would need more than
+    // 2^63 messages.
+    i64::try_from(i128::from(downstream) - i128::from(upstream)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_map_both_ways_across_a_gap() {
+        let mut map = OffsetMap::starting(0, 1000);
+        map.push(300, 1100);
+        assert_eq!(map.downstream(99), Some(1099));
+        assert_eq!(map.downstream(300), Some(1100));
+        assert_eq!(map.downstream(100), None, "a gap has no place downstream");
+        assert_eq!(map.upstream(1099), Some(99));
+        assert_eq!(map.upstream(1100), Some(300), "the later piece owns the seam");
+        assert_eq!(map.upstream(1150), Some(350));
+        assert_eq!(map.upstream(999), None);
+        assert_eq!(map.delta(350), 800);
+    }
+
+    #[test]
+    fn a_piece_that_copied_nothing_is_replaced() {
+        let mut map = OffsetMap::starting(0, 0);
+        map.push(10, 5);
+        map.push(20, 5);
+        assert_eq!(map.pieces().len(), 2);
+        assert_eq!(map.upstream(5), Some(20));
+        let mut fresh = OffsetMap::starting(0, 0);
+        fresh.push(7, 0);
+        assert_eq!(fresh.pieces(), &[DeltaPiece { from_upstream: 7, delta: -7 }]);
+    }
+}

@@ -10,6 +10,7 @@ use crate::batch::{FeedId, SourceKey};
 use crate::config::MirrorPlan;
 use crate::iggy_wire::{Reply, Request};
 use crate::statefile::FeedState;
+pub use crate::statefile::store::SaveError;
 use crate::time::Millis;
 
 /// A connection slot of one shard. The pipeline numbers them; a slot is dialled again after it
@@ -186,29 +187,6 @@ pub enum ConnError {
     Closed,
 }
 
-/// Why a save failed. The old file is still in place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SaveError {
-    /// ENOSPC or EDQUOT at any step.
-    #[error("disk full at {step} of {path}")]
-    DiskFull {
-        /// Step of the save.
-        step: &'static str,
-        /// File.
-        path: String,
-    },
-    /// Anything else; a failed fsync fails its save for good (S3).
-    #[error("{step} of {path} failed: {why}")]
-    Io {
-        /// Step of the save.
-        step: &'static str,
-        /// File.
-        path: String,
-        /// The kernel's words.
-        why: String,
-    },
-}
-
 /// From the control thread to a shard.
 #[derive(Debug)]
 pub enum FromControl {
@@ -268,6 +246,8 @@ pub struct FeedSpec {
     /// True when the partition appeared after the source's very first start: it begins at its
     /// first message, whatever `initial_offset` says (M4).
     pub late: bool,
+    /// Highest generation found in the source's files: saves go on above it (I4).
+    pub generation: u64,
     /// Creation time of the upstream topic as the control thread saw it.
     pub upstream_created_at: u64,
     /// Creation time of the destination topic as the control thread saw or made it.

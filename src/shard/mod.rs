@@ -9,4 +9,5 @@ pub mod mailbox;
 pub mod pin;
 pub mod pipeline;
 pub mod placement;
+pub mod reason;
 pub mod snapshot;

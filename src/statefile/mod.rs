@@ -4,8 +4,13 @@
 //! operations, [`inspect`] what `tidegate state` shows. Nothing here opens a file: the driver
 //! performs the operations. I4: generations only grow, a torn file never wins.
 
+mod archive;
 pub mod format;
 pub mod inspect;
+#[cfg(test)]
+mod model_disk;
+#[cfg(test)]
+mod samples;
 pub mod store;
 
 use crate::batch::{DeltaPiece, Fingerprint, Gap, SourceKey, TopicName};

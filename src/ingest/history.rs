@@ -1,0 +1,45 @@
+//! Is this still the log we were reading? Fingerprints of messages and what a poll's shape says.
+
+use twox_hash::XxHash3_64;
+
+use crate::batch::Fingerprint;
+use crate::iggy_wire::{MessageView, Polled, Record};
+
+/// Fingerprint of one message.
+pub fn fingerprint(message: &MessageView<'_>) -> Fingerprint {
+    let mut hasher = XxHash3_64::with_seed(0);
+    std::hash::Hasher::write(&mut hasher, message.payload);
+    std::hash::Hasher::write(&mut hasher, message.user_headers);
+    Fingerprint {
+        id: message.id,
+        origin_timestamp: message.origin_timestamp,
+        payload_len: u32::try_from(message.payload.len()).unwrap_or(u32::MAX),
+        headers_len: u32::try_from(message.user_headers.len()).unwrap_or(u32::MAX),
+        hash: std::hash::Hasher::finish(&hasher),
+    }
+}
+
+/// Fingerprint of a record's last message, with its offset.
+pub fn fingerprint_of_last(record: &Record) -> (u64, Fingerprint) {
+    let message = record.last();
+    (message.offset, fingerprint(&message))
+}
+
+/// Next offset the log will give out, as far as a reply without messages tells: 0 when the
+/// reply says 0, which means "empty" or "one message at offset 0".
+pub fn end_of_empty_reply(polled: &Polled) -> u64 {
+    if polled.current_offset == 0 { 0 } else { polled.current_offset.saturating_add(1) }
+}
+
+/// Next offset the log will give out, from a reply that carries messages.
+pub fn end_of_reply(polled: &Polled, last: &Record) -> u64 {
+    polled.current_offset.saturating_add(1).max(last.next_offset())
+}
+
+/// First offset between two records that neither holds, if there is one.
+pub fn first_hole(records: &[Record]) -> Option<usize> {
+    records
+        .windows(2)
+        .position(|pair| pair[0].next_offset() != pair[1].first_offset())
+        .map(|index| index + 1)
+}

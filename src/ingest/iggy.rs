@@ -1,0 +1,368 @@
+//! One Iggy partition as a source: which poll to send next and what its reply means (M1, M5).
+//!
+//! The reader owns the cursor (next offset to read, ahead of what is acked), the size of the
+//! next poll and the proof that the log is still the one it was reading: after a reconnect, an
+//! empty reply or a stall it polls one message early and that message must be the one it read
+//! last. It never accepts a jump by itself: a first offset above the one asked is a gap only if
+//! a poll of the earliest message says so.
+
+use std::time::Duration;
+
+use super::history::{
+    end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last, first_hole,
+};
+use super::{Mode, Source};
+use crate::batch::Fingerprint;
+use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify, record};
+use crate::time::Millis;
+
+/// Longest pause between two polls of an idle partition.
+pub const IDLE_LONGEST: Duration = Duration::from_millis(50);
+/// First pause after an empty reply.
+pub const IDLE_FIRST: Duration = Duration::from_millis(1);
+/// A pause longer than this between replies makes the next poll prove the history.
+pub const STALL: Duration = Duration::from_secs(1);
+/// Most messages one poll asks for: bounds the server's work on tiny messages.
+pub const COUNT_MOST: u32 = 65_536;
+/// Bytes assumed per message before the first reply.
+const SIZE_GUESS: u64 = 4096;
+/// Least reservation of a poll: a larger message in a quiet partition should not cost the
+/// connection.
+pub const RESERVE_LEAST: u64 = 64 * 1024;
+/// Reply header, record headers and slack on top of the messages' own bytes.
+const REPLY_SLACK: u64 = 4096;
+
+/// What the shard should ask upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Where to start.
+    pub from: PollFrom,
+    /// How many messages.
+    pub count: u32,
+    /// Reply bytes to reserve before asking (G6).
+    pub reserve: u64,
+}
+
+/// What a reply meant.
+#[derive(Debug)]
+pub enum Outcome {
+    /// New records in order, at least one.
+    Records(Vec<Record>),
+    /// Caught up.
+    Idle,
+    /// The log is empty or shorter than it was, or answers nothing where messages are: it may be
+    /// starting. Ask for the topic's identity and poll again later.
+    NotReady(String),
+    /// The log does not hold what comes next: ask for its earliest message.
+    Jump {
+        /// First offset it returned.
+        found: u64,
+    },
+    /// The reply does not fit what was asked: reconnect and poll again.
+    Wrong(String),
+    /// Another message stands where the last one was.
+    OtherHistory(String),
+    /// A record that must not be sent on.
+    Bad(RecordError),
+}
+
+/// The reader of one partition.
+#[derive(Debug)]
+pub struct Reader {
+    verify: Verify,
+    cursor: u64,
+    last: Option<Fingerprint>,
+    prove: bool,
+    asked: Option<Ask>,
+    per_message: u64,
+    count: u32,
+    idle: Duration,
+    next_at: Millis,
+    replied_at: Millis,
+    end: u64,
+    not_ready_since: Option<Millis>,
+}
+
+impl Source for Reader {
+    fn mode(&self) -> Mode {
+        Mode::Polling { destructive: false }
+    }
+    fn position(&self) -> u64 {
+        self.cursor
+    }
+}
+
+impl Reader {
+    /// A reader at offset 0; [`Reader::seek`] before use.
+    pub fn new(verify: Verify) -> Reader {
+        Reader {
+            verify,
+            cursor: 0,
+            last: None,
+            prove: false,
+            asked: None,
+            per_message: SIZE_GUESS,
+            count: 1,
+            idle: Duration::ZERO,
+            next_at: Millis(0),
+            replied_at: Millis(0),
+            end: 0,
+            not_ready_since: None,
+        }
+    }
+
+    /// Go on at `cursor`; `last` is the message before it, if it is known.
+    pub fn seek(&mut self, cursor: u64, last: Option<Fingerprint>) {
+        self.cursor = cursor;
+        self.last = last;
+        self.prove = last.is_some();
+        self.asked = None;
+        self.idle = Duration::ZERO;
+        self.next_at = Millis(0);
+        self.not_ready_since = None;
+    }
+
+    /// The connection is a new one: whatever was asked will not be answered.
+    pub fn reconnected(&mut self) {
+        self.asked = None;
+        self.prove = self.last.is_some();
+        self.idle = Duration::ZERO;
+        self.next_at = Millis(0);
+    }
+
+    /// A poll is outstanding.
+    pub fn is_waiting(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Next offset the log will give out, as last seen.
+    pub fn end(&self) -> u64 {
+        self.end.max(self.cursor)
+    }
+
+    /// The end as upstream last said it, even if it lies below the cursor.
+    pub fn reported_end(&self) -> u64 {
+        self.end
+    }
+
+    /// When the next poll may go out.
+    pub fn next_at(&self) -> Millis {
+        self.next_at
+    }
+
+    /// When the last reply came.
+    pub fn replied_at(&self) -> Millis {
+        self.replied_at
+    }
+
+    /// True when the pauses between polls have reached their longest.
+    pub fn is_idle(&self) -> bool {
+        self.idle >= IDLE_LONGEST
+    }
+
+    /// Since when the log answers less than it held.
+    pub fn not_ready_since(&self) -> Option<Millis> {
+        self.not_ready_since
+    }
+
+    /// Something says there is news: poll at once.
+    pub fn nudge(&mut self) {
+        self.next_at = Millis(0);
+    }
+
+    /// Pause until `at`.
+    pub fn sleep_until(&mut self, at: Millis) {
+        self.next_at = at;
+    }
+
+    /// What to ask with a reply of about `target` bytes; not while one is outstanding.
+    pub fn ask(&self, now: Millis, target: u64) -> Option<Ask> {
+        if self.asked.is_some() || now < self.next_at {
+            return None;
+        }
+        let prove = self.must_prove(now);
+        let lead = u64::from(prove);
+        // Idle polls go at the least count: one new message, and the one that proves the log.
+        let wanted = if self.idle.is_zero() { u64::from(self.count) } else { 1 };
+        let fits = (target / self.per_message.max(1)).clamp(1, u64::from(COUNT_MOST));
+        let count = wanted.min(fits) + lead;
+        let reserve = (count * self.per_message * 3 / 2 + REPLY_SLACK).max(RESERVE_LEAST);
+        Some(Ask {
+            from: PollFrom::Offset(self.cursor - lead),
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+            reserve,
+        })
+    }
+
+    /// The ask went out.
+    pub fn asked(&mut self, ask: Ask) {
+        self.asked = Some(ask);
+    }
+
+    /// The reply was larger than its reservation: ask for less, expect more per message.
+    pub fn too_large(&mut self, size: u64) {
+        let count = self.asked.take().map_or(1, |ask| u64::from(ask.count));
+        self.per_message = (size / count.max(1)).max(self.per_message.saturating_mul(2));
+        self.count = (self.count / 2).max(1);
+    }
+
+    /// No reply came; the same is asked again.
+    pub fn unanswered(&mut self) {
+        self.asked = None;
+    }
+
+    /// A reply. Every outcome but [`Outcome::Records`] leaves the cursor where it was.
+    pub fn replied(&mut self, now: Millis, polled: &Polled) -> Outcome {
+        let Some(ask) = self.asked.take() else {
+            return Outcome::Wrong("a reply to a poll that was not asked".into());
+        };
+        let PollFrom::Offset(asked) = ask.from else {
+            return Outcome::Wrong("a reply to another kind of poll".into());
+        };
+        self.replied_at = now;
+        let records = match record::scan(&polled.records, self.verify) {
+            Ok(records) => records,
+            Err(error) => return Outcome::Bad(error),
+        };
+        let Some(last) = records.last() else {
+            return self.replied_empty(now, asked, polled);
+        };
+        self.end = end_of_reply(polled, last);
+        let size = polled.records.len() as u64;
+        match self.accept(asked, records) {
+            Ok((records, proven)) => self.advance(now, ask, polled, records, proven, size),
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn must_prove(&self, now: Millis) -> bool {
+        let stalled = now.since(self.replied_at) > STALL;
+        (self.prove || stalled) && self.last.is_some() && self.cursor > 0
+    }
+
+    fn replied_empty(&mut self, now: Millis, asked: u64, polled: &Polled) -> Outcome {
+        self.end = end_of_empty_reply(polled);
+        self.prove = true;
+        self.pause(now);
+        // Below the cursor the log must hold the message asked for; at the cursor it may end.
+        let caught_up = asked == self.cursor && self.end == self.cursor;
+        // Retention may have removed everything up to the end: then the end has not moved.
+        let emptied = asked < self.cursor && self.end == self.cursor && self.end > 0;
+        if caught_up || (emptied && self.cursor > 1) {
+            self.not_ready_since = None;
+            return Outcome::Idle;
+        }
+        self.not_ready_since.get_or_insert(now);
+        Outcome::NotReady(format!(
+            "asked for offset {asked}, got no message; the log ends at {}, read so far {}",
+            self.end, self.cursor
+        ))
+    }
+
+    /// Checks the shape of a reply and cuts off the message that proves the history.
+    fn accept(&self, asked: u64, mut records: Vec<Record>) -> Result<(Vec<Record>, bool), Outcome> {
+        let first = records.first().map_or(asked, Record::first_offset);
+        if first < asked {
+            return Err(Outcome::Wrong(format!("asked for offset {asked}, got {first}")));
+        }
+        if first > asked {
+            return Err(Outcome::Jump { found: first });
+        }
+        if let Some(hole) = first_hole(&records) {
+            // What stands before the hole is good; the hole itself meets the next poll.
+            records.truncate(hole);
+        }
+        if asked == self.cursor {
+            return Ok((records, false));
+        }
+        let Some(expected) = self.last else {
+            return Err(Outcome::Wrong(format!("asked {asked} without a message to compare")));
+        };
+        let seen = records.first().and_then(|record| record.messages().next());
+        let seen = seen.map(|message| fingerprint(&message));
+        if seen != Some(expected) {
+            return Err(Outcome::OtherHistory(format!(
+                "offset {asked} holds another message than the one read there: expected \
+                 {expected:x?}, found {seen:x?}"
+            )));
+        }
+        let kept = records.into_iter().filter_map(|r| r.from_offset(self.cursor)).collect();
+        Ok((kept, true))
+    }
+
+    fn advance(
+        &mut self,
+        now: Millis,
+        ask: Ask,
+        polled: &Polled,
+        mut records: Vec<Record>,
+        proven: bool,
+        size: u64,
+    ) -> Outcome {
+        self.not_ready_since = None;
+        if proven {
+            self.prove = false;
+        }
+        self.learn(polled.count, size);
+        // All that was asked for came and there is more: the last record may be cut.
+        let cut = polled.count >= ask.count && self.end > self.cursor + records_len(&records);
+        if cut {
+            drop_cut_record(&mut records, !self.idle.is_zero());
+        }
+        let Some(last) = records.last() else {
+            if self.end > self.cursor {
+                // Only the proof, or only a piece of a record: ask again, for more.
+                self.count = self.count.max(2).saturating_mul(4).min(COUNT_MOST);
+                self.wake();
+                return Outcome::Idle;
+            }
+            self.prove = true;
+            self.pause(now);
+            return Outcome::Idle;
+        };
+        let (offset, last) = fingerprint_of_last(last);
+        self.cursor = offset + 1;
+        self.last = Some(last);
+        self.wake();
+        if polled.count >= ask.count {
+            self.count = self.count.saturating_mul(4).min(COUNT_MOST);
+        }
+        Outcome::Records(records)
+    }
+
+    fn learn(&mut self, messages: u32, size: u64) {
+        let seen = size.div_ceil(u64::from(messages.max(1)));
+        // Up at once, down slowly: an underestimate costs a connection.
+        self.per_message = if seen >= self.per_message {
+            seen + seen / 4
+        } else {
+            (self.per_message * 3 + seen) / 4
+        }
+        .max(64);
+    }
+
+    fn pause(&mut self, now: Millis) {
+        self.idle = (self.idle * 2).clamp(IDLE_FIRST, IDLE_LONGEST);
+        self.next_at = now + self.idle;
+    }
+
+    fn wake(&mut self) {
+        self.idle = Duration::ZERO;
+        self.next_at = Millis(0);
+    }
+}
+
+fn records_len(records: &[Record]) -> u64 {
+    records.iter().map(|record| u64::from(record.count())).sum()
+}
+
+/// Drops the last record where that costs less than renumbering its rest: it will come whole
+/// with the next poll. `probing`: an idle poll asked for one message only to see whether there
+/// is any.
+fn drop_cut_record(records: &mut Vec<Record>, probing: bool) {
+    let Some(last) = records.last() else { return };
+    let rest: usize = records.iter().map(Record::len).sum::<usize>() - last.len();
+    if (probing && records.len() == 1) || last.len() * 4 <= rest {
+        records.pop();
+    }
+}

@@ -1,1 +1,0 @@
-//! The heart: events in, commands out.

@@ -1,0 +1,510 @@
+//! One mirror feed: its reader, its writer, its entry in the state file, and the stage it is in.
+//!
+//! [`super::resume`] brings it from "nothing is known" to "sending is safe", [`super::stream`]
+//! copies. Every way back (a lost connection, an unknown outcome) leads through resume.
+
+use std::time::Duration;
+
+use super::budget::{Budget, Holding};
+use super::conns::{Conns, Purpose, Waiter};
+use super::resume::Compare;
+use super::watch::ASLEEP;
+use crate::batch::{OffsetMap, TopicName};
+use crate::commit::lane::Lane;
+use crate::commit::policy::Backoff;
+use crate::config::{Partitions, TopicPlan};
+use crate::fanout::dispatch::Writer;
+use crate::iggy_wire::{PollFrom, Request, Verify};
+use crate::ingest::iggy::Reader;
+use crate::shard::event::{Command, ConnError, ConnId, FeedSpec, ToControl};
+use crate::shard::reason::{self, Reason};
+use crate::shard::snapshot::{Condition, FeedSnapshot, Status};
+use crate::statefile::{Counters, FeedState};
+use crate::time::{Millis, Now};
+
+/// What a feed may use while it takes a turn.
+pub(super) struct Ctx<'a> {
+    pub now: Now,
+    pub out: &'a mut Vec<Command>,
+    pub conns: &'a mut Conns,
+    pub budget: &'a mut Budget,
+    pub lane: &'a mut Lane,
+    pub rng: &'a mut fastrand::Rng,
+}
+
+/// Where a feed stands.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Needs both connections, and `settle` to pass.
+    Waiting,
+    /// Needs the daemon-wide slot for a large message.
+    WaitingSlot,
+    /// Asked both topics for their identity.
+    Identifying { upstream: bool, downstream: bool },
+    /// Asked the control thread for a destination.
+    Ensuring,
+    /// Asked where the destination ends.
+    Tail,
+    /// Asked where the first start begins; the destination ends at `end`.
+    Locating { end: u64 },
+    /// Comparing the last messages of both sides.
+    Comparing(Compare),
+    /// What was decided is being saved; then the copy goes on.
+    Saving { generation: u64 },
+    /// Copying.
+    Streaming,
+    /// Tries again at this time.
+    Held { until: Millis },
+    /// The last save of an orderly stop.
+    Closing { generation: u64 },
+    /// Ended: drained, or stopped by an error.
+    Ended,
+}
+
+/// Whether the feed holds the daemon-wide slot for one large message (G6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LargeSlot {
+    None,
+    Wanted,
+    Held,
+}
+
+/// Why the next resume does not simply go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Restart {
+    /// It does.
+    No,
+    /// The upstream log is another one: copy it from its first message (M5).
+    History,
+    /// The destination was lost: copy everything again (M6).
+    Refill,
+}
+
+/// A feed.
+pub(super) struct Feed {
+    pub spec: FeedSpec,
+    pub up: ConnId,
+    pub down: ConnId,
+    pub stage: Stage,
+    pub round: u32,
+    pub entry: FeedState,
+    pub map: OffsetMap,
+    /// The entry says something: it was saved, or its start is resolved.
+    pub started: bool,
+    /// A save must precede the first send of this process.
+    pub barrier_owed: bool,
+    /// The saved entry ended in an orderly stop and nothing was sent since.
+    pub clean: bool,
+    pub reader: Reader,
+    pub writer: Writer,
+    pub holding: Holding,
+    /// Upstream identity was checked on the connection that is up now.
+    pub identified: bool,
+    pub identity_asked: bool,
+    /// A send of a lost connection may still be appended until then (M6).
+    pub settle_until: Option<Millis>,
+    /// The range of that send.
+    pub lost_send: Option<(u64, u64, u32)>,
+    pub restart: Restart,
+    /// A jump was seen at this offset: the earliest message is being asked for.
+    pub jump: Option<u64>,
+    /// Behind the queue lies a gap up to this offset.
+    pub gap_to: Option<u64>,
+    /// The next thing upstream is a record that cannot be copied.
+    pub bad: Option<(u64, String, u32)>,
+    /// Messages are larger than the shard's share allows.
+    pub wide: bool,
+    pub large: LargeSlot,
+    /// Since when the destination ends below what it acked, and at which offset.
+    pub short_tail: Option<(Millis, u64)>,
+    /// Since when the upstream log is shorter than what was copied.
+    pub short_log: Option<Millis>,
+    pub upstream_created_at: u64,
+    pub upstream_messages: u64,
+    pub downstream_created_at: u64,
+    pub backoff: Backoff,
+    pub draining: bool,
+    pub durable_position: u64,
+    pub moved_at: Millis,
+    pub condition: Condition,
+    pub last_error: String,
+    pub wake_at: Option<Millis>,
+    /// Could not reserve: wants a turn when bytes are given back.
+    pub starved: bool,
+}
+
+impl Feed {
+    /// A feed as control hands it over.
+    pub fn new(spec: FeedSpec, up: ConnId, down: ConnId, now: Now) -> Feed {
+        let plan = spec.plan.clone();
+        let topic = &plan.topics[spec.topic];
+        let verify = if plan.verify_checksums { Verify::Full } else { Verify::FramingOnly };
+        let started = spec.saved.is_some();
+        let entry = spec.saved.clone().unwrap_or_else(|| fresh_entry(topic, spec.partition));
+        let clean = entry.clean_stop;
+        let settle = plan.to.settle;
+        let exact = plan.partitions == Partitions::Preserve;
+        let durable_position = entry.position;
+        let mut feed = Feed {
+            up,
+            down,
+            stage: Stage::Waiting,
+            round: 0,
+            map: OffsetMap::from_pieces(entry.deltas.clone()),
+            started,
+            barrier_owed: true,
+            clean,
+            reader: Reader::new(verify),
+            writer: Writer::default(),
+            holding: Holding::default(),
+            identified: false,
+            identity_asked: false,
+            settle_until: (started && !clean && exact).then(|| now.mono + settle),
+            lost_send: None,
+            restart: Restart::No,
+            jump: None,
+            gap_to: None,
+            bad: None,
+            wide: false,
+            large: LargeSlot::None,
+            short_tail: None,
+            short_log: None,
+            upstream_created_at: spec.upstream_created_at,
+            upstream_messages: 0,
+            downstream_created_at: spec.downstream_created_at,
+            backoff: Backoff::new(plan.retry_interval, plan.max_retry_interval),
+            draining: false,
+            durable_position,
+            moved_at: now.mono,
+            condition: condition(reason::CONNECTING, String::new(), now),
+            last_error: String::new(),
+            wake_at: None,
+            starved: false,
+            entry,
+            spec,
+        };
+        feed.entry.clean_stop = false;
+        feed
+    }
+
+    /// The topics of this feed.
+    pub fn topic(&self) -> &TopicPlan {
+        &self.spec.plan.topics[self.spec.topic]
+    }
+
+    /// The server picks the partition: at least once, no end to look at.
+    pub fn is_balanced(&self) -> bool {
+        self.spec.plan.partitions == Partitions::Balanced
+    }
+
+    /// Caught up for a while, nothing outstanding.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self.stage, Stage::Streaming)
+            && self.identified
+            && self.reader.is_idle()
+            && !self.reader.is_waiting()
+            && self.reader.not_ready_since().is_none()
+            && self.writer.is_empty()
+    }
+
+    /// Its topic is being watched: polls by itself only now and then.
+    pub fn sleep(&mut self) {
+        let at = self.reader.replied_at() + ASLEEP;
+        self.reader.sleep_until(at);
+        self.wake_at = Some(at);
+    }
+
+    /// Nothing more will happen.
+    pub fn is_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
+    }
+
+    /// Takes a turn: does whatever the stage allows now.
+    pub fn turn(&mut self, ctx: &mut Ctx<'_>) {
+        if self.draining && !matches!(self.stage, Stage::Closing { .. } | Stage::Ended) {
+            return self.drain(ctx);
+        }
+        match self.stage {
+            Stage::Held { until } if ctx.now.mono >= until => {
+                self.stage = Stage::Waiting;
+                self.begin(ctx);
+            }
+            Stage::Held { until } => self.wake_at = Some(until),
+            Stage::Waiting => self.begin(ctx),
+            Stage::Saving { generation } if ctx.lane.reached(generation) => {
+                self.stage = Stage::Streaming;
+                self.say(reason::RUNNING, "", ctx.now);
+                self.pump(ctx);
+            }
+            Stage::Streaming => self.pump(ctx),
+            Stage::Closing { generation } if ctx.lane.reached(generation) => {
+                self.say(reason::DRAINED, "", ctx.now);
+                self.stage = Stage::Ended;
+            }
+            _ => {}
+        }
+    }
+
+    /// Towards the end: what is outstanding is awaited, what is queued is not sent (O2).
+    fn drain(&mut self, ctx: &mut Ctx<'_>) {
+        self.say(reason::DRAINING, "", ctx.now);
+        self.writer.clear_queue();
+        if self.writer.is_waiting() {
+            return;
+        }
+        if !self.started {
+            self.say(reason::DRAINED, "", ctx.now);
+            self.stage = Stage::Ended;
+            return;
+        }
+        // Clean only if every outcome is known: acked here, or untouched since a clean start.
+        let known = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
+        self.entry.clean_stop = (known || self.clean) && self.settle_until.is_none();
+        self.round += 1;
+        self.save_first(ctx);
+        if let Stage::Saving { generation } = self.stage {
+            self.stage = Stage::Closing { generation };
+        }
+    }
+
+    /// The entry as it goes to disk.
+    pub fn saved_entry(&self) -> FeedState {
+        self.entry.clone()
+    }
+
+    /// The connection a purpose uses.
+    pub fn conn_for(&self, purpose: Purpose) -> ConnId {
+        match purpose {
+            Purpose::DownstreamTopic
+            | Purpose::Tail
+            | Purpose::CompareDownstream
+            | Purpose::CompareSaved
+            | Purpose::Send => self.down,
+            Purpose::UpstreamTopic
+            | Purpose::Locate
+            | Purpose::CompareUpstream
+            | Purpose::Identity
+            | Purpose::Earliest
+            | Purpose::Watch
+            | Purpose::Poll => self.up,
+        }
+    }
+
+    /// Asks a side for something.
+    pub fn request(&self, ctx: &mut Ctx<'_>, request: Request, purpose: Purpose, limit: u64) {
+        let waiter = Waiter { feed: self.spec.id, round: self.round, purpose };
+        ctx.conns.request(self.conn_for(purpose), request, limit, waiter, ctx.out);
+    }
+
+    /// A poll of one side's partition.
+    pub fn poll(&self, topic: &TopicName, from: PollFrom, count: u32) -> Request {
+        Request::Poll {
+            stream: topic.stream.clone(),
+            topic: topic.topic.clone(),
+            partition: self.spec.partition,
+            from,
+            count,
+        }
+    }
+
+    /// Says how it is; `since` moves only when the reason does.
+    pub fn say(&mut self, reason: Reason, detail: impl Into<String>, now: Now) {
+        let detail = detail.into();
+        if self.condition.reason == reason.code && self.condition.status == reason.status {
+            self.condition.detail = detail;
+        } else {
+            self.condition = condition(reason, detail, now);
+        }
+    }
+
+    /// Counts an error and keeps its words.
+    pub fn error(&mut self, detail: impl Into<String>) {
+        self.entry.counters.errors += 1;
+        self.last_error = detail.into();
+    }
+
+    /// Stops the feed for good; other feeds go on.
+    pub fn fail(&mut self, ctx: &mut Ctx<'_>, reason: Reason, detail: String) {
+        self.error(detail.clone());
+        self.say(reason, detail, ctx.now);
+        self.drop_buffers(ctx);
+        self.release_slot(ctx);
+        self.stage = Stage::Ended;
+        self.round += 1;
+        // The entry stays as it is; its error count should survive.
+        if self.started {
+            self.touch(ctx);
+        }
+    }
+
+    /// Tries again from the start of resume after a pause.
+    pub fn hold(&mut self, ctx: &mut Ctx<'_>, reason: Reason, detail: String) {
+        self.error(detail.clone());
+        self.say(reason, detail, ctx.now);
+        self.drop_buffers(ctx);
+        self.round += 1;
+        self.stage = Stage::Held { until: ctx.now.mono + self.backoff.failed(ctx.rng) };
+    }
+
+    /// Goes back to the start of resume.
+    pub fn restart_resume(&mut self, ctx: &mut Ctx<'_>) {
+        self.drop_buffers(ctx);
+        self.round += 1;
+        self.stage = Stage::Waiting;
+    }
+
+    /// Forgets what is queued and reserved. A send that is still outstanding becomes an unknown
+    /// outcome: its connection ends, and the destination is looked at after `settle` (G5, M6).
+    pub fn drop_buffers(&mut self, ctx: &mut Ctx<'_>) {
+        if self.writer.is_waiting() {
+            self.unknown(ctx);
+        }
+        self.writer.clear_queue();
+        self.reader.reconnected();
+        self.identity_asked = false;
+        self.jump = None;
+        self.gap_to = None;
+        ctx.budget.release(&mut self.holding);
+    }
+
+    /// The outstanding send was appended, or not, or will be.
+    pub fn unknown(&mut self, ctx: &mut Ctx<'_>) {
+        self.lost_send = self.writer.outstanding();
+        let _ = self.writer.lost();
+        if !self.is_balanced() {
+            self.settle_until = Some(ctx.now.mono + self.spec.plan.to.settle);
+        }
+        ctx.conns.close(self.down, ctx.out);
+    }
+
+    /// The entry changed: the next save carries it.
+    pub fn touch(&mut self, ctx: &mut Ctx<'_>) {
+        self.entry.sequence += 1;
+        ctx.lane.mark();
+    }
+
+    /// The entry changed and nothing may be sent before that is on disk.
+    pub fn save_first(&mut self, ctx: &mut Ctx<'_>) {
+        self.entry.sequence += 1;
+        self.entry.deltas = self.map.pieces().to_vec();
+        self.barrier_owed = false;
+        self.stage = Stage::Saving { generation: ctx.lane.barrier() };
+    }
+
+    /// A new epoch: the watermark may move back (I1).
+    pub fn new_epoch(&mut self) {
+        self.entry.epoch += 1;
+        self.entry.counters.resets += 1;
+    }
+
+    /// Gives the daemon-wide slot back.
+    pub fn release_slot(&mut self, ctx: &mut Ctx<'_>) {
+        if self.large != LargeSlot::None {
+            let feed = self.spec.id;
+            ctx.out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
+            self.large = LargeSlot::None;
+        }
+    }
+
+    /// A connection of this feed went down.
+    pub fn connection_lost(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, cause: &ConnError) {
+        if self.is_ended() {
+            return;
+        }
+        let ours = matches!(cause, ConnError::Closed | ConnError::TooLarge { .. });
+        if !ours {
+            self.error(cause.to_string());
+        }
+        if conn == self.up {
+            self.identified = false;
+            self.identity_asked = false;
+            self.jump = None;
+            self.reader.reconnected();
+        }
+        let streaming = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
+        if conn == self.up && streaming {
+            // What is queued goes on; a poll that was under way is asked again.
+            ctx.budget.arrived(&mut self.holding, 0, 0);
+        } else if !matches!(self.stage, Stage::Closing { .. } | Stage::Held { .. }) {
+            self.restart_resume(ctx);
+        }
+        if !ours && !self.draining {
+            let reason = match cause {
+                ConnError::Login { .. } => reason::LOGIN_REFUSED,
+                ConnError::UntestedServer { .. } => reason::UNTESTED_SERVER,
+                _ if conn == self.up => reason::UPSTREAM_UNREACHABLE,
+                _ => reason::DESTINATION_UNREACHABLE,
+            };
+            self.say(reason, cause.to_string(), ctx.now);
+        }
+    }
+
+    /// For status.
+    pub fn snapshot(&self, now: Now) -> FeedSnapshot {
+        let position = self.entry.position;
+        let end = self.reader.reported_end();
+        FeedSnapshot {
+            id: self.spec.id,
+            source: self.spec.plan.key.clone(),
+            upstream: self.topic().upstream.clone(),
+            downstream: self.topic().downstream.clone(),
+            partition: self.spec.partition,
+            condition: self.shown_condition(now),
+            upstream_end: end,
+            position,
+            durable_position: self.durable_position,
+            delta: self.map.delta(position),
+            lag_messages: end.saturating_sub(position),
+            counters: self.entry.counters,
+            gaps: self.entry.gaps.clone(),
+            last_error: self.last_error.as_str().into(),
+            epoch: self.entry.epoch,
+        }
+    }
+
+    fn shown_condition(&self, now: Now) -> Condition {
+        if self.condition.status == Status::Running {
+            let pending = !self.writer.is_empty();
+            let quiet = now.mono.since(self.moved_at);
+            if pending && quiet > self.spec.plan.degraded_after {
+                let since = now.wall.0.saturating_sub(micros(quiet));
+                let detail = format!("pending work has not moved for {} s", quiet.as_secs());
+                return Condition { since, ..condition(reason::STALLED, detail, now) };
+            }
+        }
+        self.condition.clone()
+    }
+}
+
+/// A condition that begins now.
+pub(super) fn condition(reason: Reason, detail: String, now: Now) -> Condition {
+    Condition {
+        status: reason.status,
+        reason: reason.code,
+        detail,
+        advice: reason.advice,
+        since: now.wall.0,
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn fresh_entry(topic: &TopicPlan, partition: u32) -> FeedState {
+    FeedState {
+        upstream: topic.upstream.clone(),
+        downstream: topic.downstream.clone(),
+        partition,
+        epoch: 0,
+        sequence: 0,
+        position: 0,
+        deltas: Vec::new(),
+        last: None,
+        upstream_created_at: 0,
+        downstream_created_at: 0,
+        clean_stop: false,
+        counters: Counters::default(),
+        gaps: Vec::new(),
+    }
+}

@@ -1,0 +1,374 @@
+//! The heart of a shard: events in, commands out, nothing else. No clock, no socket, no file.
+//!
+//! ```text
+//! events ─▶ connections, replies, saves ─▶ feeds take turns ─▶ lanes save ─▶ commands
+//! ```
+//!
+//! Open [`Pipeline::step`] first. A feed takes a turn when something happened to it or its timer
+//! is due; [`feed`] holds its state, [`resume`] and [`stream`] its two lives.
+
+pub mod budget;
+pub mod conns;
+mod feed;
+mod resume;
+mod stream;
+mod watch;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use self::budget::Budget;
+use self::conns::{Conns, Purpose, Side, Waiter};
+use self::feed::{Ctx, Feed, LargeSlot, Stage};
+use self::watch::Watches;
+use super::event::{
+    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket,
+    ToControl, Wake,
+};
+use super::reason;
+use super::snapshot::FeedSnapshot;
+use crate::batch::{FeedId, SourceKey};
+use crate::commit::lane::{Lane, Saved};
+use crate::commit::policy::Backoff;
+use crate::config::Partitions;
+use crate::iggy_wire::Reply;
+use crate::statefile::{SourceState, format};
+use crate::time::{Millis, Now};
+
+/// What a pipeline is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct PipelineConfig {
+    /// Shard number, part of the state files' names.
+    pub shard: u16,
+    /// This shard's part of `max_buffered_bytes`.
+    pub buffer_limit: u64,
+    /// Of the jitter; equal seeds and events give equal commands.
+    pub seed: u64,
+}
+
+/// One source on this shard: its lane and the highest generation found on disk.
+struct Source {
+    lane: Lane,
+    problem: Option<SaveError>,
+    feeds: Vec<FeedId>,
+}
+
+/// A shard's decisions.
+pub struct Pipeline {
+    shard: u16,
+    rng: fastrand::Rng,
+    budget: Budget,
+    conns: Conns,
+    feeds: BTreeMap<FeedId, Feed>,
+    sources: BTreeMap<SourceKey, Source>,
+    ready: VecDeque<FeedId>,
+    timers: BinaryHeap<Reverse<(Millis, FeedId)>>,
+    watches: Watches,
+    draining: bool,
+    drained: bool,
+}
+
+impl Pipeline {
+    /// An empty shard.
+    pub fn new(config: PipelineConfig) -> Pipeline {
+        Pipeline {
+            shard: config.shard,
+            rng: fastrand::Rng::with_seed(config.seed),
+            budget: Budget::new(config.buffer_limit),
+            conns: Conns::default(),
+            feeds: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            watches: Watches::default(),
+            draining: false,
+            drained: false,
+        }
+    }
+
+    /// One turn: takes every event, lets the feeds concerned act, starts what saves are due.
+    /// Returns when the next turn is needed if no event comes first.
+    pub fn step(&mut self, now: Now, events: &mut Vec<Event>, out: &mut Vec<Command>) -> Wake {
+        for event in events.drain(..) {
+            self.take(now, event, out);
+        }
+        while let Some(&Reverse((at, feed))) = self.timers.peek() {
+            if at > now.mono {
+                break;
+            }
+            self.timers.pop();
+            self.ready.push_back(feed);
+        }
+        while let Some(feed) = self.ready.pop_front() {
+            self.turn(now, feed, out);
+        }
+        let watch = self.watch(now, out);
+        let saves = self.save(now, out);
+        self.finish_drain(out);
+        let dials = if self.draining { None } else { self.conns.dial(now.mono, out) };
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        [watch, saves, dials, timer].into_iter().flatten().min()
+    }
+
+    /// Every feed as status shows it.
+    pub fn snapshot(&self, now: Now) -> Vec<FeedSnapshot> {
+        let shown = |feed: &Feed| {
+            let source = self.sources.get(&feed.spec.plan.key)?;
+            let mut shown = feed.snapshot(now);
+            if let (Some(problem), false) = (&source.problem, feed.is_ended()) {
+                let reason = match problem {
+                    SaveError::DiskFull { .. } => reason::DISK_FULL,
+                    SaveError::Io { .. } => reason::SAVE_FAILED,
+                };
+                let since = shown.condition.since;
+                shown.condition = feed::condition(reason, problem.to_string(), now);
+                shown.condition.since = since;
+            }
+            Some(shown)
+        };
+        self.feeds.values().filter_map(shown).collect()
+    }
+
+    /// Bytes reserved or buffered, and the bound.
+    pub fn buffered(&self) -> (u64, u64) {
+        (self.budget.held(), self.budget.limit())
+    }
+
+    /// State saves that succeeded and failed.
+    pub fn saves(&self) -> (u64, u64) {
+        self.sources.values().map(|source| source.lane.totals()).fold((0, 0), |sum, lane| {
+            (sum.0 + lane.0, sum.1 + lane.1)
+        })
+    }
+
+    fn take(&mut self, now: Now, event: Event, out: &mut Vec<Command>) {
+        match event {
+            Event::ConnUp { conn, .. } => {
+                self.conns.up(conn);
+                self.ready.extend(self.conns.slot(conn).feeds.iter().copied());
+            }
+            Event::ConnDown { conn, cause } => self.connection_down(now, conn, cause, out),
+            Event::Replied { ticket, result } => self.replied(now, ticket, result, out),
+            Event::Persisted { source, generation, result } => {
+                self.persisted(now, &source, generation, result);
+            }
+            Event::Control(message) => self.control(now, message, out),
+        }
+    }
+
+    fn control(&mut self, now: Now, message: FromControl, out: &mut Vec<Command>) {
+        match message {
+            FromControl::AddFeed(spec) => self.add_feed(now, *spec),
+            FromControl::DestinationReady { feed, result } => {
+                self.with_feed(now, feed, out, |feed, ctx| match result {
+                    Ok(_) if matches!(feed.stage, Stage::Ensuring) => feed.restart_resume(ctx),
+                    Err(why) => feed.hold(ctx, reason::WAITING_DESTINATION, why),
+                    Ok(_) => {}
+                });
+            }
+            FromControl::LargeSlotGranted { feed } => {
+                self.with_feed(now, feed, out, |feed, ctx| {
+                    if feed.large == LargeSlot::Wanted {
+                        feed.large = LargeSlot::Held;
+                    }
+                    if matches!(feed.stage, Stage::WaitingSlot) {
+                        feed.restart_resume(ctx);
+                    }
+                });
+            }
+            FromControl::Drain => {
+                self.draining = true;
+                self.ready.extend(self.feeds.keys().copied());
+            }
+        }
+    }
+
+    fn add_feed(&mut self, now: Now, spec: FeedSpec) {
+        let (id, plan) = (spec.id, spec.plan.clone());
+        let backoff = || Backoff::new(plan.retry_interval, plan.max_retry_interval);
+        let up = self.conns.assign(id, &plan.key, Side::Upstream, &plan.from, backoff());
+        let down = self.conns.assign(id, &plan.key, Side::Downstream, &plan.to, backoff());
+        let interval = match plan.partitions {
+            Partitions::Preserve => plan.state_interval,
+            Partitions::Balanced => std::time::Duration::ZERO,
+        };
+        let source = self.sources.entry(plan.key.clone()).or_insert_with(|| Source {
+            lane: Lane::new(interval, spec.generation),
+            problem: None,
+            feeds: Vec::new(),
+        });
+        source.feeds.push(id);
+        self.budget.add_feed();
+        self.feeds.insert(id, Feed::new(spec, up, down, now));
+        self.ready.push_back(id);
+    }
+
+    fn connection_down(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        cause: ConnError,
+        out: &mut Vec<Command>,
+    ) {
+        self.conns.down(conn, cause.clone(), now.mono, &mut self.rng);
+        for feed in self.conns.slot(conn).feeds.clone() {
+            self.with_feed(now, feed, out, |feed, ctx| feed.connection_lost(ctx, conn, &cause));
+        }
+    }
+
+    fn replied(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        result: Result<Reply, Failure>,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(waiter) = self.conns.answered(ticket) else { return };
+        if waiter.purpose == Purpose::Watch {
+            return self.watched(now, waiter.feed, result);
+        }
+        self.with_feed(now, waiter.feed, out, |feed, ctx| {
+            if feed.round == waiter.round && !feed.is_ended() {
+                answer(feed, ctx, waiter, result);
+            }
+        });
+    }
+
+    fn persisted(
+        &mut self,
+        now: Now,
+        key: &SourceKey,
+        generation: u64,
+        result: Result<(), SaveError>,
+    ) {
+        let Some(source) = self.sources.get_mut(key) else { return };
+        let good = result.is_ok();
+        source.problem = result.err();
+        let saved = source.lane.finished(now.mono, generation, good, &mut self.rng);
+        if let Saved::Durable(positions) = saved {
+            for (id, position) in positions {
+                if let Some(feed) = self.feeds.get_mut(&id) {
+                    feed.durable_position = position;
+                }
+            }
+        }
+        self.ready.extend(source.feeds.iter().copied());
+    }
+
+    /// Lets one feed act, then lets it take its turn.
+    fn with_feed(
+        &mut self,
+        now: Now,
+        id: FeedId,
+        out: &mut Vec<Command>,
+        act: impl FnOnce(&mut Feed, &mut Ctx<'_>),
+    ) {
+        let Some(feed) = self.feeds.get_mut(&id) else { return };
+        let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
+        let held = self.budget.held();
+        let mut ctx = Ctx {
+            now,
+            out,
+            conns: &mut self.conns,
+            budget: &mut self.budget,
+            lane: &mut source.lane,
+            rng: &mut self.rng,
+        };
+        act(feed, &mut ctx);
+        self.ready.push_back(id);
+        if self.budget.held() < held {
+            // Room for feeds that could not reserve.
+            self.ready.extend(self.feeds.values().filter(|f| f.starved).map(|f| f.spec.id));
+        }
+    }
+
+    fn turn(&mut self, now: Now, id: FeedId, out: &mut Vec<Command>) {
+        let Some(feed) = self.feeds.get_mut(&id) else { return };
+        let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
+        let mut ctx = Ctx {
+            now,
+            out,
+            conns: &mut self.conns,
+            budget: &mut self.budget,
+            lane: &mut source.lane,
+            rng: &mut self.rng,
+        };
+        feed.wake_at = None;
+        feed.draining = self.draining;
+        feed.turn(&mut ctx);
+        let key = (&feed.spec.plan.key, feed.spec.topic);
+        if feed.is_quiet() && self.watches.watch(key.0, key.1, id) {
+            feed.sleep();
+        }
+        if let Some(at) = feed.wake_at {
+            self.timers.push(Reverse((at.max(Millis(now.mono.0 + 1)), id)));
+        }
+    }
+
+    fn save(&mut self, now: Now, out: &mut Vec<Command>) -> Wake {
+        let mut next: Wake = None;
+        for (key, source) in &mut self.sources {
+            let feeds = &self.feeds;
+            let started = || source.feeds.iter().filter_map(|id| feeds.get(id)).filter(|f| f.started);
+            let positions = || started().map(|f| (f.spec.id, f.entry.position)).collect();
+            if let Some(generation) = source.lane.start(now.mono, positions) {
+                let state = SourceState {
+                    source: key.clone(),
+                    shard: self.shard,
+                    generation,
+                    saved_at: now.wall.0,
+                    feeds: started().map(Feed::saved_entry).collect(),
+                };
+                let image = format::encode(&state);
+                out.push(Command::Persist { source: key.clone(), generation, image });
+            }
+            next = [next, source.lane.due_at()].into_iter().flatten().min();
+        }
+        next
+    }
+
+    fn finish_drain(&mut self, out: &mut Vec<Command>) {
+        let quiet = || self.sources.values().all(|source| source.lane.is_quiet());
+        if self.draining && !self.drained && self.feeds.values().all(Feed::is_ended) && quiet() {
+            self.drained = true;
+            out.push(Command::Control(ToControl::Drained));
+        }
+    }
+}
+
+/// Hands a reply to the step of the feed that waits for it.
+fn answer(feed: &mut Feed, ctx: &mut Ctx<'_>, waiter: Waiter, result: Result<Reply, Failure>) {
+    let conn = feed.conn_for(waiter.purpose);
+    if result.is_ok() {
+        ctx.conns.proven(conn);
+    }
+    match (waiter.purpose, result) {
+        (Purpose::UpstreamTopic, Ok(Reply::Topic(info))) => feed.upstream_topic(ctx, info),
+        (Purpose::DownstreamTopic, Ok(Reply::Topic(info))) => feed.downstream_topic(ctx, info),
+        (Purpose::Identity, Ok(Reply::Topic(info))) => feed.identity(ctx, info),
+        (Purpose::Tail, Ok(Reply::Polled(polled))) => feed.tail(ctx, &polled),
+        (Purpose::Locate, Ok(Reply::Polled(polled))) => feed.located(ctx, &polled),
+        (Purpose::CompareDownstream, Ok(Reply::Polled(polled))) => {
+            feed.compare_downstream(ctx, &polled);
+        }
+        (Purpose::CompareUpstream, Ok(Reply::Polled(polled))) => {
+            feed.compare_upstream(ctx, &polled);
+        }
+        (Purpose::CompareSaved, Ok(Reply::Polled(polled))) => feed.compare_saved(ctx, &polled),
+        (Purpose::Earliest, Ok(Reply::Polled(polled))) => feed.earliest(ctx, &polled),
+        (Purpose::Poll, Ok(Reply::Polled(polled))) => feed.polled(ctx, &polled),
+        (Purpose::Send, Ok(Reply::Sent { base_offset })) => feed.sent(ctx, base_offset),
+        (Purpose::Send, Ok(_)) => {
+            feed.send_failed(ctx, &Failure::Malformed("another kind of reply".into()));
+        }
+        (Purpose::Send, Err(failure)) => feed.send_failed(ctx, &failure),
+        (Purpose::Poll | Purpose::Identity | Purpose::Earliest, Err(failure)) => {
+            feed.read_failed(ctx, waiter.purpose, &failure);
+        }
+        (purpose, Err(failure)) => feed.resume_failed(ctx, purpose, &failure),
+        (purpose, Ok(_)) => {
+            let failure = Failure::Malformed("another kind of reply".into());
+            feed.resume_failed(ctx, purpose, &failure);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! Copying: poll ahead, send one at a time, move the position with every ack (M5, I2, G6).
+
+use std::time::Duration;
+
+use super::conns::Purpose;
+use super::feed::{Ctx, Feed, LargeSlot, Stage};
+use super::resume::{TOPIC_REPLY, last_message};
+use crate::batch::Gap;
+use crate::config::{InitialOffset, OnOffsetExpired};
+use crate::fanout::dispatch::Ack;
+use crate::iggy_wire::{PollFrom, Polled, Record, Request, SendTo, TopicInfo};
+use crate::ingest::history::end_of_empty_reply;
+use crate::ingest::iggy::{Ask, Outcome, RESERVE_LEAST};
+use crate::iggy_wire::record;
+use crate::iggy_wire::Verify;
+use crate::shard::event::Failure;
+use crate::shard::reason;
+use crate::statefile::MAX_GAPS;
+use super::budget::LARGE_SLOT;
+
+/// Replies a feed holds or awaits: one being sent, one ready behind it.
+const REPLIES_AHEAD: usize = 2;
+/// Pause between polls of a log that answers less than it held.
+const NOT_READY_PAUSE: Duration = Duration::from_millis(250);
+/// Acked at least this lately, or owing nothing: the feed may draw from the pool.
+const MOVING: Duration = Duration::from_secs(2);
+
+impl Feed {
+    /// Sends and polls as far as windows and buffers allow.
+    pub(super) fn pump(&mut self, ctx: &mut Ctx<'_>) {
+        self.pump_send(ctx);
+        if self.is_ended() {
+            return;
+        }
+        if self.gap_to.is_some() && self.writer.is_empty() {
+            return self.open_gap(ctx);
+        }
+        if !ctx.conns.is_up(self.up) || self.gap_to.is_some() || self.jump.is_some() {
+            return;
+        }
+        if !self.identified {
+            return self.ask_identity(ctx);
+        }
+        self.pump_poll(ctx);
+    }
+
+    fn pump_send(&mut self, ctx: &mut Ctx<'_>) {
+        if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
+            return;
+        }
+        match self.writer.next(ctx.now.mono) {
+            Ok(None) => self.wake_for(self.writer.next_at()),
+            Ok(Some(record)) => {
+                let name = self.topic().downstream.clone();
+                let to = if self.is_balanced() {
+                    SendTo::Balanced
+                } else {
+                    SendTo::Partition(self.spec.partition)
+                };
+                let send = Request::Send { stream: name.stream, topic: name.topic, to, record };
+                self.request(ctx, send, Purpose::Send, RESERVE_LEAST);
+            }
+            Err(offset) => {
+                let detail = format!("the message at upstream offset {offset} fits no frame");
+                self.fail(ctx, reason::BAD_RECORD, detail);
+            }
+        }
+    }
+
+    fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some((offset, why, seen)) = &self.bad {
+            if *seen > 1 {
+                if self.writer.is_empty() {
+                    let detail = format!("upstream offset {offset}: {why}");
+                    self.fail(ctx, reason::BAD_RECORD, detail);
+                }
+                return;
+            }
+        }
+        if self.reader.is_waiting() || self.holding.replies() >= REPLIES_AHEAD {
+            return;
+        }
+        let moving = self.writer.is_empty() || ctx.now.mono.since(self.moved_at) < MOVING;
+        let room = ctx.budget.available(&self.holding, moving);
+        let target = u64::from(self.spec.plan.max_batch_bytes).min(room / 2);
+        let Some(mut ask) = self.reader.ask(ctx.now.mono, target) else {
+            return self.wake_for(Some(self.reader.next_at()));
+        };
+        self.limit_to_bad(&mut ask);
+        if self.large == LargeSlot::Held {
+            ask.reserve = LARGE_SLOT;
+            ctx.budget.reserve_large(&mut self.holding, LARGE_SLOT);
+        } else if ask.count <= 2 && ask.reserve > ctx.budget.ceiling() / 2 {
+            self.wide = true;
+            return self.want_slot_while_streaming(ctx);
+        } else if !ctx.budget.reserve(&mut self.holding, ask.reserve, moving) {
+            self.starved = true;
+            return;
+        }
+        self.starved = false;
+        self.reader.asked(ask);
+        let poll = self.poll(&self.topic().upstream, ask.from, ask.count);
+        self.request(ctx, poll, Purpose::Poll, ask.reserve);
+    }
+
+    /// Polls up to a record that could not be read, not into it.
+    fn limit_to_bad(&self, ask: &mut Ask) {
+        let PollFrom::Offset(from) = ask.from else { return };
+        if let Some((offset, ..)) = &self.bad {
+            let most = offset.saturating_sub(from).max(1);
+            ask.count = ask.count.min(u32::try_from(most).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn want_slot_while_streaming(&mut self, ctx: &mut Ctx<'_>) {
+        if self.large == LargeSlot::None && self.writer.is_empty() {
+            let stage = std::mem::replace(&mut self.stage, Stage::Streaming);
+            self.want_slot(ctx);
+            self.stage = stage;
+        }
+    }
+
+    /// Identity is re-read on every new upstream connection, before its first poll.
+    fn ask_identity(&mut self, ctx: &mut Ctx<'_>) {
+        if self.identity_asked {
+            return;
+        }
+        self.identity_asked = true;
+        let name = self.topic().upstream.clone();
+        let topic = Request::Topic { stream: name.stream, topic: name.topic };
+        self.request(ctx, topic, Purpose::Identity, TOPIC_REPLY);
+    }
+
+    /// The upstream topic as it is now.
+    pub(super) fn identity(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
+        self.identity_asked = false;
+        let Some(info) = self.upstream_present(ctx, info) else { return };
+        if info.created_at != self.entry.upstream_created_at {
+            let detail = format!(
+                "upstream topic {} was created at {} us, it was the one created at {} us",
+                self.topic().upstream, info.created_at, self.entry.upstream_created_at
+            );
+            if self.history_changed(ctx, detail) {
+                self.restart_resume(ctx);
+            }
+            return;
+        }
+        self.identified = true;
+        self.backoff.reset();
+        if self.reader.not_ready_since().is_none() {
+            self.say(reason::RUNNING, "", ctx.now);
+        }
+    }
+
+    /// A poll was answered.
+    pub(super) fn polled(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+        if self.large == LargeSlot::Held {
+            self.release_slot(ctx);
+            self.wide = false;
+        }
+        let bytes = polled.records.len() as u64;
+        let outcome = self.reader.replied(ctx.now.mono, polled);
+        if !matches!(outcome, Outcome::Records(_)) {
+            ctx.budget.arrived(&mut self.holding, 0, 0);
+        }
+        match outcome {
+            Outcome::Records(records) => self.take(ctx, records, bytes),
+            Outcome::Idle => self.running(ctx),
+            Outcome::NotReady(detail) => self.not_ready(ctx, detail),
+            Outcome::Jump { found } => self.jumped(ctx, found),
+            Outcome::Wrong(detail) => self.distrust(ctx, detail),
+            Outcome::OtherHistory(detail) => {
+                if self.history_changed(ctx, detail) {
+                    self.restart_resume(ctx);
+                }
+            }
+            Outcome::Bad(error) => self.bad_record(ctx, error.offset, error.why),
+        }
+    }
+
+    fn take(&mut self, ctx: &mut Ctx<'_>, records: Vec<Record>, bytes: u64) {
+        let until = records.last().map_or(0, Record::next_offset);
+        ctx.budget.arrived(&mut self.holding, bytes, until);
+        self.bad = self.bad.take().filter(|(offset, ..)| *offset >= until);
+        if self.writer.is_empty() {
+            self.moved_at = ctx.now.mono;
+        }
+        for record in records {
+            self.writer.push(record);
+        }
+        self.running(ctx);
+    }
+
+    fn running(&mut self, ctx: &mut Ctx<'_>) {
+        self.backoff.reset();
+        self.say(reason::RUNNING, "", ctx.now);
+    }
+
+    fn not_ready(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        let now = ctx.now.mono;
+        let since = self.reader.not_ready_since().unwrap_or(now);
+        if now.since(since) >= self.spec.plan.reset_grace {
+            if self.history_changed(ctx, detail) {
+                self.restart_resume(ctx);
+            }
+            return;
+        }
+        if self.condition.reason != reason::WAITING_UPSTREAM.code {
+            self.error(detail.clone());
+        }
+        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
+        self.reader.sleep_until(now + NOT_READY_PAUSE);
+        self.identified = false;
+    }
+
+    fn jumped(&mut self, ctx: &mut Ctx<'_>, found: u64) {
+        self.jump = Some(found);
+        let poll = self.poll(&self.topic().upstream, PollFrom::First, 1);
+        self.request(ctx, poll, Purpose::Earliest, self.compare_limit());
+    }
+
+    /// Where the upstream log begins: only this makes a jump a gap.
+    pub(super) fn earliest(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+        let Some(found) = self.jump.take() else { return };
+        let cursor = crate::ingest::Source::position(&self.reader);
+        let earliest = match record::scan(&polled.records, Verify::FramingOnly) {
+            Ok(records) => records.first().map(Record::first_offset),
+            Err(error) => return self.distrust(ctx, error.to_string()),
+        };
+        match earliest {
+            Some(earliest) if earliest > cursor => self.expired(ctx, cursor, earliest),
+            // Retention took the message that proves the history, and nothing else.
+            Some(earliest) if earliest == cursor && found == cursor => {
+                self.reader.seek(cursor, None);
+            }
+            _ => {
+                let end = end_of_empty_reply(polled);
+                self.distrust(
+                    ctx,
+                    format!(
+                        "asked for offset {cursor}, got {found}, but the log begins at \
+                         {earliest:?} (end {end})"
+                    ),
+                );
+            }
+        }
+    }
+
+    fn expired(&mut self, ctx: &mut Ctx<'_>, cursor: u64, earliest: u64) {
+        let plan = &self.spec.plan;
+        let target = match plan.on_offset_expired {
+            OnOffsetExpired::EarliestAvailable => earliest,
+            OnOffsetExpired::InitialOffset => match plan.initial_offset {
+                InitialOffset::Earliest => earliest,
+                InitialOffset::Latest => self.reader.reported_end().max(earliest),
+                InitialOffset::At(offset) => offset.max(earliest),
+            },
+            OnOffsetExpired::Fail => {
+                let detail = format!(
+                    "retention removed offsets {cursor} to {} before they were copied",
+                    earliest - 1
+                );
+                return self.fail(ctx, reason::OFFSET_EXPIRED, detail);
+            }
+        };
+        // What was read before the gap is sent first; see `open_gap`.
+        self.gap_to = Some(target);
+    }
+
+    /// Everything before the gap is acked: the gap record is saved before anything behind it is
+    /// sent.
+    fn open_gap(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(to) = self.gap_to.take() else { return };
+        let from = self.entry.position;
+        if to > from {
+            let gap = Gap { first: from, last: to - 1, found_at: ctx.now.wall.0 };
+            self.error(format!("offsets {from} to {} are missing upstream", gap.last));
+            self.entry.counters.gaps += 1;
+            self.entry.counters.gap_messages += gap.len();
+            self.entry.gaps.push(gap);
+            if self.entry.gaps.len() > MAX_GAPS {
+                self.entry.gaps.remove(0);
+            }
+        }
+        self.map.push(to, self.writer.next_offset());
+        self.entry.position = to;
+        self.reader.seek(to, None);
+        self.save_first(ctx);
+    }
+
+    /// The reply cannot be trusted: a new connection, and the same question again.
+    fn distrust(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        self.error(detail.clone());
+        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
+        let pause = self.backoff.failed(ctx.rng).min(Duration::from_secs(1));
+        self.reader.unanswered();
+        self.reader.sleep_until(ctx.now.mono + pause);
+        ctx.conns.close(self.up, ctx.out);
+    }
+
+    fn bad_record(&mut self, ctx: &mut Ctx<'_>, offset: u64, why: String) {
+        let cursor = crate::ingest::Source::position(&self.reader);
+        let offset = offset.max(cursor);
+        self.error(format!("upstream offset {offset}: {why}"));
+        let again = matches!(&self.bad, Some((known, ..)) if *known == offset);
+        if offset > cursor {
+            self.bad = Some((offset, why, 0));
+            return;
+        }
+        let seen = match &self.bad {
+            Some((_, _, seen)) if again => seen + 1,
+            _ => 1,
+        };
+        self.bad = Some((offset, why, seen));
+        if seen == 1 {
+            // Damaged on the way, or on disk: another connection tells.
+            ctx.conns.close(self.up, ctx.out);
+        }
+    }
+
+    /// A poll, or a question beside it, failed; the connection lives or its end follows.
+    pub(super) fn read_failed(&mut self, ctx: &mut Ctx<'_>, purpose: Purpose, failure: &Failure) {
+        self.error(format!("{purpose:?}: {failure:?}"));
+        ctx.budget.arrived(&mut self.holding, 0, 0);
+        self.identity_asked = false;
+        self.jump = None;
+        match failure {
+            Failure::TooLarge { size } if purpose == Purpose::Poll => {
+                self.reader.too_large(u64::from(*size));
+            }
+            Failure::TooLarge { .. } => {
+                self.wide = true;
+                self.reader.unanswered();
+            }
+            Failure::Refused(code) => {
+                self.reader.unanswered();
+                self.upstream_refused(ctx, *code);
+            }
+            Failure::TimedOut | Failure::Lost | Failure::Malformed(_) => self.reader.unanswered(),
+        }
+    }
+
+    fn upstream_refused(&mut self, ctx: &mut Ctx<'_>, code: u32) {
+        let reason = match code {
+            41 => reason::UNAUTHORIZED,
+            _ => reason::WAITING_UPSTREAM,
+        };
+        let detail = format!("upstream refused with code {code}");
+        self.say(reason, detail, ctx.now);
+        self.reader.sleep_until(ctx.now.mono + self.backoff.failed(ctx.rng));
+        self.identified = false;
+        if code == 40 {
+            ctx.conns.close(self.up, ctx.out);
+        }
+    }
+
+    /// A send was confirmed.
+    pub(super) fn sent(&mut self, ctx: &mut Ctx<'_>, base_offset: Option<u64>) {
+        if self.is_balanced() {
+            if let Some(record) = self.writer.confirmed_anywhere() {
+                self.acked(ctx, &record);
+            }
+            return;
+        }
+        match self.writer.confirmed(base_offset) {
+            Ack::Done(record) => self.acked(ctx, &record),
+            Ack::Unknown => self.send_unknown(ctx, "an empty confirmation"),
+            Ack::Diverged { expected, confirmed } => {
+                let detail = format!(
+                    "the destination gave offset {confirmed}, expected was {expected}: {}",
+                    if confirmed > expected {
+                        "somebody else writes there"
+                    } else {
+                        "it lost messages below our batch"
+                    }
+                );
+                self.fail(ctx, reason::DIVERGED, detail);
+            }
+        }
+    }
+
+    fn acked(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let position = record.next_offset();
+        assert!(
+            position > self.entry.position,
+            "I1: acked {position} after {} within an epoch",
+            self.entry.position
+        );
+        self.entry.position = position;
+        self.entry.last = Some(last_message(record));
+        self.entry.counters.messages += u64::from(record.count());
+        self.entry.counters.bytes += record.len() as u64;
+        self.moved_at = ctx.now.mono;
+        self.clean = false;
+        ctx.budget.acked(&mut self.holding, position);
+        self.touch(ctx);
+        if self.condition.reason == reason::NOT_ACCEPTED.code {
+            self.say(reason::RUNNING, "", ctx.now);
+        }
+    }
+
+    fn send_unknown(&mut self, ctx: &mut Ctx<'_>, what: &str) {
+        self.error(format!("outcome of a send is unknown: {what}"));
+        self.restart_resume(ctx);
+    }
+
+    /// A send has no good answer.
+    pub(super) fn send_failed(&mut self, ctx: &mut Ctx<'_>, failure: &Failure) {
+        match failure {
+            Failure::Refused(58) => {
+                self.error("the destination did not accept a send (58)");
+                self.writer.not_accepted(ctx.now.mono);
+                self.say(reason::NOT_ACCEPTED, "code 58, not accepted", ctx.now);
+            }
+            Failure::Refused(57) => self.send_unknown(ctx, "the server says so (57)"),
+            Failure::Refused(code @ (20 | 1009 | 2010 | 3007)) => {
+                self.writer.put_back();
+                let detail = format!("the destination is not there (code {code})");
+                self.hold(ctx, reason::WAITING_DESTINATION, detail);
+            }
+            Failure::Refused(40) => {
+                self.writer.put_back();
+                self.error("the session is gone (40)");
+                ctx.conns.close(self.down, ctx.out);
+            }
+            Failure::Refused(41) => {
+                self.writer.put_back();
+                self.hold(ctx, reason::UNAUTHORIZED, "the destination refused: code 41".into());
+            }
+            Failure::Refused(code) => {
+                let range = self.writer.outstanding().unwrap_or_default();
+                self.writer.put_back();
+                let detail = format!(
+                    "the destination refused upstream offsets {} to {} with code {code}",
+                    range.0,
+                    range.1.saturating_sub(1)
+                );
+                self.fail(ctx, reason::BAD_RECORD, detail);
+            }
+            Failure::TimedOut => self.send_unknown(ctx, "no answer in time"),
+            Failure::Lost => self.send_unknown(ctx, "the connection ended"),
+            Failure::TooLarge { .. } | Failure::Malformed(_) => {
+                self.send_unknown(ctx, "the answer cannot be read");
+            }
+        }
+    }
+
+    fn wake_for(&mut self, at: Option<crate::time::Millis>) {
+        if let Some(at) = at {
+            self.wake_at = Some(self.wake_at.map_or(at, |earlier| earlier.min(at)));
+        }
+    }
+}

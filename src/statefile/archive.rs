@@ -1,0 +1,204 @@
+//! The body of a state file as rkyv archives it.
+//!
+//! These mirror the public structs so that a change there cannot move bytes on disk; any change
+//! here is a new [`super::format::VERSION`]. The generation is not here, the header has it.
+
+use rkyv::{Archive, Serialize};
+
+use super::{Counters, FeedState, LastMessage, SourceState};
+use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
+
+#[derive(Archive, Serialize)]
+pub(super) struct Body {
+    source: String,
+    shard: u16,
+    saved_at: u64,
+    feeds: Vec<Feed>,
+}
+
+#[derive(Archive, Serialize)]
+struct Feed {
+    upstream: Topic,
+    downstream: Topic,
+    partition: u32,
+    epoch: u64,
+    sequence: u64,
+    position: u64,
+    deltas: Vec<Delta>,
+    last: Option<Last>,
+    upstream_created_at: u64,
+    downstream_created_at: u64,
+    clean_stop: bool,
+    counters: Counts,
+    gaps: Vec<Hole>,
+}
+
+#[derive(Archive, Serialize)]
+struct Topic {
+    stream: String,
+    topic: String,
+}
+
+#[derive(Archive, Serialize)]
+struct Delta {
+    from_upstream: u64,
+    delta: i64,
+}
+
+#[derive(Archive, Serialize)]
+struct Last {
+    offset: u64,
+    id: u128,
+    origin_timestamp: u64,
+    payload_len: u32,
+    headers_len: u32,
+    hash: u64,
+}
+
+#[derive(Archive, Serialize)]
+struct Counts {
+    messages: u64,
+    bytes: u64,
+    errors: u64,
+    resets: u64,
+    gaps: u64,
+    gap_messages: u64,
+}
+
+#[derive(Archive, Serialize)]
+struct Hole {
+    first: u64,
+    last: u64,
+    found_at: u64,
+}
+
+impl From<&SourceState> for Body {
+    fn from(state: &SourceState) -> Body {
+        Body {
+            source: state.source.to_string(),
+            shard: state.shard,
+            saved_at: state.saved_at,
+            feeds: state.feeds.iter().map(Feed::from).collect(),
+        }
+    }
+}
+
+impl From<&FeedState> for Feed {
+    fn from(feed: &FeedState) -> Feed {
+        let c = feed.counters;
+        Feed {
+            upstream: Topic::from(&feed.upstream),
+            downstream: Topic::from(&feed.downstream),
+            partition: feed.partition,
+            epoch: feed.epoch,
+            sequence: feed.sequence,
+            position: feed.position,
+            deltas: feed
+                .deltas
+                .iter()
+                .map(|d| Delta { from_upstream: d.from_upstream, delta: d.delta })
+                .collect(),
+            last: feed.last.as_ref().map(Last::from),
+            upstream_created_at: feed.upstream_created_at,
+            downstream_created_at: feed.downstream_created_at,
+            clean_stop: feed.clean_stop,
+            counters: Counts {
+                messages: c.messages,
+                bytes: c.bytes,
+                errors: c.errors,
+                resets: c.resets,
+                gaps: c.gaps,
+                gap_messages: c.gap_messages,
+            },
+            gaps: feed
+                .gaps
+                .iter()
+                .map(|g| Hole { first: g.first, last: g.last, found_at: g.found_at })
+                .collect(),
+        }
+    }
+}
+
+impl From<&TopicName> for Topic {
+    fn from(name: &TopicName) -> Topic {
+        Topic { stream: name.stream.to_string(), topic: name.topic.to_string() }
+    }
+}
+
+impl From<&LastMessage> for Last {
+    fn from(last: &LastMessage) -> Last {
+        let f = last.fingerprint;
+        Last {
+            offset: last.offset,
+            id: f.id,
+            origin_timestamp: f.origin_timestamp,
+            payload_len: f.payload_len,
+            headers_len: f.headers_len,
+            hash: f.hash,
+        }
+    }
+}
+
+impl ArchivedBody {
+    pub(super) fn to_state(&self, generation: u64) -> SourceState {
+        SourceState {
+            source: self.source.as_str().into(),
+            shard: self.shard.to_native(),
+            generation,
+            saved_at: self.saved_at.to_native(),
+            feeds: self.feeds.iter().map(ArchivedFeed::to_state).collect(),
+        }
+    }
+}
+
+impl ArchivedFeed {
+    fn to_state(&self) -> FeedState {
+        let c = &self.counters;
+        let deltas = self.deltas.iter().map(|d| DeltaPiece {
+            from_upstream: d.from_upstream.to_native(),
+            delta: d.delta.to_native(),
+        });
+        let gaps = self.gaps.iter().map(|g| Gap {
+            first: g.first.to_native(),
+            last: g.last.to_native(),
+            found_at: g.found_at.to_native(),
+        });
+        FeedState {
+            upstream: TopicName::new(&self.upstream.stream, &self.upstream.topic),
+            downstream: TopicName::new(&self.downstream.stream, &self.downstream.topic),
+            partition: self.partition.to_native(),
+            epoch: self.epoch.to_native(),
+            sequence: self.sequence.to_native(),
+            position: self.position.to_native(),
+            deltas: deltas.collect(),
+            last: self.last.as_ref().map(ArchivedLast::to_last),
+            upstream_created_at: self.upstream_created_at.to_native(),
+            downstream_created_at: self.downstream_created_at.to_native(),
+            clean_stop: self.clean_stop,
+            counters: Counters {
+                messages: c.messages.to_native(),
+                bytes: c.bytes.to_native(),
+                errors: c.errors.to_native(),
+                resets: c.resets.to_native(),
+                gaps: c.gaps.to_native(),
+                gap_messages: c.gap_messages.to_native(),
+            },
+            gaps: gaps.collect(),
+        }
+    }
+}
+
+impl ArchivedLast {
+    fn to_last(&self) -> LastMessage {
+        LastMessage {
+            offset: self.offset.to_native(),
+            fingerprint: Fingerprint {
+                id: self.id.to_native(),
+                origin_timestamp: self.origin_timestamp.to_native(),
+                payload_len: self.payload_len.to_native(),
+                headers_len: self.headers_len.to_native(),
+                hash: self.hash.to_native(),
+            },
+        }
+    }
+}
