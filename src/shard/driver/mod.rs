@@ -12,6 +12,7 @@
 
 pub mod clock;
 pub mod conn;
+pub mod files;
 mod frames;
 mod log_limit;
 mod login;
