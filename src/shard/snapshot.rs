@@ -113,3 +113,15 @@ pub struct FeedSnapshot {
     /// Epoch and sequence of the saved entry.
     pub epoch: u64,
 }
+
+/// What the control thread found about a source, or one topic of it, that no feed can say: the
+/// upstream is unreachable, a topic is missing, a state file cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFinding {
+    /// Which source.
+    pub source: SourceKey,
+    /// Which topic of it, upstream name; `None`: all of it.
+    pub topic: Option<TopicName>,
+    /// Status with reason.
+    pub condition: Condition,
+}

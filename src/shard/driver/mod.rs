@@ -19,6 +19,7 @@ mod login;
 pub mod queue;
 pub mod resolve;
 pub mod runtime;
+pub mod shard;
 mod socket;
 mod traffic;
 pub mod wake;
