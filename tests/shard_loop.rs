@@ -194,11 +194,16 @@ fn a_dial_and_a_request_end_in_events_and_the_slot_can_be_dialled_again() {
                 Event::ConnDown { cause: ConnError::Dial { address, .. }, .. } => {
                     downs += 1;
                     match downs {
-                        1 => assert_eq!(address, "127.0.0.1:1"),
-                        2 => assert_eq!(address, "unknown"),
+                        1 => {
+                            assert_eq!(address, "127.0.0.1:1");
+                            out.push(connect("unknown"));
+                        }
+                        2 => {
+                            assert_eq!(address, "unknown");
+                            out.push(connect("nowhere"));
+                        }
                         _ => out.push(Command::Control(ToControl::Drained)),
                     }
-                    out.push(connect(if downs == 1 { "unknown" } else { "nowhere" }));
                 }
                 other => panic!("{other:?}"),
             }
