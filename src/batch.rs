@@ -96,7 +96,10 @@ impl OffsetMap {
 
     /// A history that starts with upstream offset `upstream` at destination offset `downstream`.
     pub fn starting(upstream: u64, downstream: u64) -> OffsetMap {
-        OffsetMap(vec![DeltaPiece { from_upstream: upstream, delta: distance(upstream, downstream) }])
+        OffsetMap(vec![DeltaPiece {
+            from_upstream: upstream,
+            delta: distance(upstream, downstream),
+        }])
     }
 
     /// Adds a piece: upstream offset `upstream` goes to destination offset `downstream`. A piece

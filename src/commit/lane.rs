@@ -148,7 +148,11 @@ impl Lane {
             return Saved::Unexpected;
         };
         if good {
-            assert!(generation > self.durable, "I4: generation {generation} after {}", self.durable);
+            assert!(
+                generation > self.durable,
+                "I4: generation {generation} after {}",
+                self.durable
+            );
             self.durable = generation;
             self.backoff.reset();
             self.saves += 1;

@@ -1,1 +1,33 @@
-//! To be written.
+//! An in-process Iggy broker: the official SDK talks to it, and it can be told to misbehave.
+//!
+//! ```text
+//! TCP ── server (threads, sockets, clock) ──▶ core (sessions, catalogue, faults) ──▶ log (records)
+//!                 ▲                             ▲
+//!                 └────────── Control ──────────┘   named faults, direct writes, restart, pause
+//! ```
+//!
+//! It stands in for a broker in tests, benchmarks and the demo: everything is in memory, one node,
+//! one lock. The core is pure; time comes in as an argument. It owns no client behaviour and no
+//! durability: what a crash would lose is lost on request ([`Restart`]).
+
+mod catalog;
+mod control;
+mod core;
+mod faults;
+mod frame;
+#[cfg(test)]
+mod golden;
+mod log;
+mod messages;
+mod metadata;
+mod options;
+mod outbox;
+mod server;
+
+pub use iggy_binary_protocol::EvictionReason;
+
+pub use self::catalog::Counters;
+pub use self::control::{Control, ControlError, Message, Restart, StoredMessage};
+pub use self::core::Flavour;
+pub use self::faults::{AppliedFault, Fault, FaultId, Op, Scope, Times};
+pub use self::server::{Server, ServerOptions};

@@ -171,10 +171,8 @@ impl Conns {
     pub fn down(&mut self, conn: ConnId, cause: ConnError, now: Millis, rng: &mut fastrand::Rng) {
         let slot = &mut self.slots[conn.0 as usize];
         let ours = matches!(cause, ConnError::Closed | ConnError::TooLarge { .. });
-        let proven = matches!(
-            slot.state,
-            State::Up { proven: true } | State::Closing { proven: true }
-        );
+        let proven =
+            matches!(slot.state, State::Up { proven: true } | State::Closing { proven: true });
         let wait = if ours && proven { Duration::ZERO } else { slot.backoff.failed(rng) };
         slot.state = State::Down { dial_at: now + wait };
         slot.failure = (!ours).then_some(cause);

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use super::budget::{Budget, Holding};
+use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
-use super::resume::Compare;
 use super::watch::ASLEEP;
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;

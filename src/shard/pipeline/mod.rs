@@ -8,6 +8,7 @@
 //! is due; [`feed`] holds its state, [`resume`] and [`stream`] its two lives.
 
 pub mod budget;
+mod compare;
 pub mod conns;
 mod feed;
 mod resume;
@@ -136,9 +137,10 @@ impl Pipeline {
 
     /// State saves that succeeded and failed.
     pub fn saves(&self) -> (u64, u64) {
-        self.sources.values().map(|source| source.lane.totals()).fold((0, 0), |sum, lane| {
-            (sum.0 + lane.0, sum.1 + lane.1)
-        })
+        self.sources
+            .values()
+            .map(|source| source.lane.totals())
+            .fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
     }
 
     fn take(&mut self, now: Now, event: Event, out: &mut Vec<Command>) {
@@ -309,7 +311,8 @@ impl Pipeline {
         let mut next: Wake = None;
         for (key, source) in &mut self.sources {
             let feeds = &self.feeds;
-            let started = || source.feeds.iter().filter_map(|id| feeds.get(id)).filter(|f| f.started);
+            let started =
+                || source.feeds.iter().filter_map(|id| feeds.get(id)).filter(|f| f.started);
             let positions = || started().map(|f| (f.spec.id, f.entry.position)).collect();
             if let Some(generation) = source.lane.start(now.mono, positions) {
                 let state = SourceState {

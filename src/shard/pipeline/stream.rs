@@ -2,21 +2,22 @@
 
 use std::time::Duration;
 
+use super::budget::LARGE_SLOT;
+use super::compare::last_message;
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, LargeSlot, Stage};
-use super::resume::{TOPIC_REPLY, last_message};
+use super::resume::TOPIC_REPLY;
 use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
 use crate::fanout::dispatch::Ack;
+use crate::iggy_wire::Verify;
+use crate::iggy_wire::record;
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, SendTo, TopicInfo};
 use crate::ingest::history::end_of_empty_reply;
 use crate::ingest::iggy::{Ask, Outcome, RESERVE_LEAST};
-use crate::iggy_wire::record;
-use crate::iggy_wire::Verify;
 use crate::shard::event::Failure;
 use crate::shard::reason;
 use crate::statefile::MAX_GAPS;
-use super::budget::LARGE_SLOT;
 
 /// Replies a feed holds or awaits: one being sent, one ready behind it.
 const REPLIES_AHEAD: usize = 2;
@@ -138,7 +139,9 @@ impl Feed {
         if info.created_at != self.entry.upstream_created_at {
             let detail = format!(
                 "upstream topic {} was created at {} us, it was the one created at {} us",
-                self.topic().upstream, info.created_at, self.entry.upstream_created_at
+                self.topic().upstream,
+                info.created_at,
+                self.entry.upstream_created_at
             );
             if self.history_changed(ctx, detail) {
                 self.restart_resume(ctx);

@@ -66,8 +66,7 @@ impl Pipeline {
             watch.asked = Some(feed.spec.id);
             let name = feed.topic().upstream.clone();
             let topic = Request::Topic { stream: name.stream, topic: name.topic };
-            let waiter =
-                Waiter { feed: feed.spec.id, round: feed.round, purpose: Purpose::Watch };
+            let waiter = Waiter { feed: feed.spec.id, round: feed.round, purpose: Purpose::Watch };
             self.conns.request(feed.up, topic, TOPIC_REPLY, waiter, out);
         }
         next

@@ -1,0 +1,338 @@
+//! The log of one partition: whole batch records, found by offset, cut on the way out.
+//!
+//! A record is stored as it came, with the four fields the server owns stamped in place. A poll
+//! hands out records by reference; only the 256-byte header of a cut record is new. A cut keeps
+//! base offset and offset deltas and rewrites length, count and batch checksum.
+//!
+//! Offsets are taken from the header alone, as the server does: a batch whose deltas do not start
+//! at 0 is accepted and damages the log in the same way.
+
+use std::collections::VecDeque;
+use std::hash::Hasher;
+
+use bytes::Bytes;
+use iggy_binary_protocol::batch::{
+    BATCH_HEADER_SIZE, BATCH_MESSAGE_HEADER_SIZE, BatchHeader, BatchMessageHeader, BatchRef,
+    calculate_batch_checksum,
+};
+use twox_hash::XxHash3_64;
+
+/// A batch that passed every check and waits for its offsets.
+#[derive(Clone, Debug)]
+pub struct VerifiedBatch {
+    /// Buffer that ends with the batch.
+    buffer: Vec<u8>,
+    /// Where the batch starts in `buffer`.
+    start: usize,
+    /// Header as sent.
+    header: BatchHeader,
+    /// The frames' checksum fields, back to back: all that the batch checksum needs.
+    checksums: Vec<u8>,
+}
+
+/// Why a batch is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// Header, lengths or reserved bytes are wrong.
+    #[error("batch layout is not what its header says")]
+    Layout,
+    /// A message checksum does not match.
+    #[error("message {index} does not match its checksum")]
+    MessageChecksum {
+        /// Position in the batch.
+        index: u32,
+    },
+    /// The batch checksum does not match.
+    #[error("batch does not match its checksum")]
+    BatchChecksum,
+}
+
+/// A stored record.
+#[derive(Clone, Debug)]
+struct Record {
+    base: u64,
+    count: u32,
+    timestamp: u64,
+    bytes: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Segment {
+    records: usize,
+    bytes: u64,
+}
+
+/// What a poll found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Records back to back.
+    pub pieces: Vec<Bytes>,
+    /// Messages in them.
+    pub count: u32,
+    /// Offset of the last one.
+    pub last: Option<u64>,
+}
+
+/// The log of one partition.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    records: VecDeque<Record>,
+    segments: VecDeque<Segment>,
+    next: u64,
+    bytes: u64,
+}
+
+impl VerifiedBatch {
+    /// Checks the batch that fills `buffer` from `start` on: layout, both checksums.
+    pub fn check(buffer: Vec<u8>, start: usize) -> Result<VerifiedBatch, BatchError> {
+        let batch = buffer.get(start..).ok_or(BatchError::Layout)?;
+        let header = BatchHeader::decode(batch).map_err(|_| BatchError::Layout)?;
+        if header.batch_length != batch.len() as u64 || header.message_count == 0 {
+            return Err(BatchError::Layout);
+        }
+        let blob = &batch[BATCH_HEADER_SIZE..];
+        let mut checksums = Vec::new();
+        let mut at = 0;
+        let mut index = 0;
+        while at < blob.len() {
+            let frame = BatchMessageHeader::decode(&blob[at..]).map_err(|_| BatchError::Layout)?;
+            let end = at + frame.total_size();
+            let cover = blob.get(at + 8..end).ok_or(BatchError::Layout)?;
+            if XxHash3_64::oneshot(cover) != frame.checksum {
+                return Err(BatchError::MessageChecksum { index });
+            }
+            checksums.extend_from_slice(&frame.checksum.to_le_bytes());
+            at = end;
+            index += 1;
+        }
+        if index != header.message_count {
+            return Err(BatchError::Layout);
+        }
+        if batch_checksum(&header, &checksums) != header.batch_checksum {
+            return Err(BatchError::BatchChecksum);
+        }
+        Ok(VerifiedBatch { buffer, start, header, checksums })
+    }
+
+    /// Messages in the batch.
+    pub fn count(&self) -> u32 {
+        self.header.message_count
+    }
+}
+
+impl Log {
+    /// Appends and returns the first offset. `segment_bytes` is where a segment is full.
+    pub fn append(
+        &mut self,
+        batch: VerifiedBatch,
+        partition: u32,
+        now: u64,
+        segment_bytes: u64,
+    ) -> u64 {
+        let VerifiedBatch { mut buffer, start, mut header, checksums } = batch;
+        // Append times never go back: timestamp polls search them.
+        let timestamp = self.records.back().map_or(now, |last| last.timestamp.max(now));
+        header.partition_id = u64::from(partition);
+        header.base_offset = self.next;
+        header.base_timestamp = timestamp;
+        header.batch_checksum = batch_checksum(&header, &checksums);
+        header.encode_into(&mut buffer[start..]);
+        self.push(Bytes::from(buffer).slice(start..), &header, segment_bytes);
+        header.base_offset
+    }
+
+    /// At most `count` messages from `from` on.
+    pub fn read(&self, from: u64, count: u32) -> Found {
+        let mut found = Found::default();
+        let first = self.records.partition_point(|record| record.next() <= from);
+        for record in self.records.range(first..) {
+            let left = count - found.count;
+            if left == 0 {
+                break;
+            }
+            if record.base >= from && record.count <= left {
+                found.pieces.push(record.bytes.clone());
+                found.count += record.count;
+                found.last = Some(record.next() - 1);
+            } else if let Some(cut) = record.cut(from, left) {
+                found.pieces.extend([cut.header, cut.blob]);
+                found.count += cut.count;
+                found.last = Some(cut.last);
+            }
+        }
+        found
+    }
+
+    /// Offset of the first message whose record was appended at or after `timestamp`.
+    pub fn offset_at(&self, timestamp: u64) -> u64 {
+        let first = self.records.partition_point(|record| record.timestamp < timestamp);
+        self.records.get(first).map_or(self.next, |record| record.base)
+    }
+
+    /// First offset still there; [`Log::next`] when empty.
+    pub fn earliest(&self) -> u64 {
+        self.records.front().map_or(self.next, |record| record.base)
+    }
+
+    /// Offset of the next append.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Offset of the last message as the server reports it: 0 when nothing was ever appended.
+    pub fn current(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+
+    /// Messages stored.
+    pub fn messages(&self) -> u64 {
+        self.next - self.earliest()
+    }
+
+    /// Bytes stored.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Segments, at least 1.
+    pub fn segments(&self) -> u32 {
+        u32::try_from(self.segments.len()).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Append time of the oldest record.
+    pub fn oldest_timestamp(&self) -> Option<u64> {
+        self.records.front().map(|record| record.timestamp)
+    }
+
+    /// Drops up to `count` sealed segments, oldest first, and says how many went.
+    pub fn drop_segments(&mut self, count: u32) -> u32 {
+        let mut dropped = 0;
+        while dropped < count && self.segments.len() > 1 {
+            let segment = self.segments.pop_front().unwrap_or_default();
+            self.records.drain(..segment.records);
+            self.bytes -= segment.bytes;
+            dropped += 1;
+        }
+        dropped
+    }
+
+    /// Drops every record that lies wholly below `offset`, wherever segments end.
+    pub fn retain_from(&mut self, offset: u64) {
+        while self.records.front().is_some_and(|record| record.next() <= offset) {
+            let record = self.records.pop_front().expect("the front was just seen");
+            let segment = self.segments.front_mut().expect("a record lies in a segment");
+            segment.records -= 1;
+            segment.bytes -= record.bytes.len() as u64;
+            self.bytes -= record.bytes.len() as u64;
+            if segment.records == 0 && self.segments.len() > 1 {
+                self.segments.pop_front();
+            }
+        }
+    }
+
+    /// Forgets the last `count` messages, as a crash before a flush does; their offsets are given
+    /// out again.
+    pub fn lose_tail(&mut self, count: u64) {
+        let end = self.next.saturating_sub(count);
+        while self.records.back().is_some_and(|record| record.next() > end) {
+            let record = self.records.pop_back().expect("the back was just seen");
+            let segment = self.segments.back_mut().expect("a record lies in a segment");
+            segment.records -= 1;
+            segment.bytes -= record.bytes.len() as u64;
+            self.bytes -= record.bytes.len() as u64;
+            if segment.records == 0 {
+                self.segments.pop_back();
+            }
+            let keep = u32::try_from(end.saturating_sub(record.base)).unwrap_or(u32::MAX);
+            if let Some(cut) = record.cut(record.base, keep).filter(|_| keep > 0) {
+                let bytes = Bytes::from([cut.header, cut.blob].concat());
+                let header = BatchHeader::decode(&bytes).expect("a cut keeps the layout");
+                self.push(bytes, &header, u64::MAX);
+            }
+        }
+        self.next = self.next.min(end.max(self.earliest_kept()));
+    }
+
+    /// Back to empty: offsets start at 0.
+    pub fn clear(&mut self) {
+        *self = Log::default();
+    }
+
+    fn earliest_kept(&self) -> u64 {
+        self.records.front().map_or(0, |record| record.base)
+    }
+
+    fn push(&mut self, bytes: Bytes, header: &BatchHeader, segment_bytes: u64) {
+        if self.segments.back().is_none_or(|segment| segment.bytes >= segment_bytes) {
+            self.segments.push_back(Segment::default());
+        }
+        let segment = self.segments.back_mut().expect("pushed above when missing");
+        segment.records += 1;
+        segment.bytes += header.batch_length;
+        self.bytes += header.batch_length;
+        self.next = header.base_offset + u64::from(header.message_count);
+        self.records.push_back(Record {
+            base: header.base_offset,
+            count: header.message_count,
+            timestamp: header.base_timestamp,
+            bytes,
+        });
+    }
+}
+
+struct Cut {
+    header: Bytes,
+    blob: Bytes,
+    count: u32,
+    last: u64,
+}
+
+impl Record {
+    fn next(&self) -> u64 {
+        self.base + u64::from(self.count)
+    }
+
+    /// The first `limit` messages with an offset of at least `from`.
+    fn cut(&self, from: u64, limit: u32) -> Option<Cut> {
+        let mut header = BatchHeader::decode(&self.bytes).expect("checked when it was appended");
+        let batch = BatchRef::new(header, &self.bytes[BATCH_HEADER_SIZE..]);
+        let mut range = None;
+        let mut count = 0;
+        let mut last = 0;
+        for framed in batch.iter_with_offsets() {
+            let offset = self.base + u64::from(framed.message.header.offset_delta);
+            if offset < from {
+                continue;
+            }
+            if count == limit {
+                break;
+            }
+            let start = range.map_or(framed.start, |(start, _)| start);
+            range = Some((start, framed.end));
+            count += 1;
+            last = offset;
+        }
+        let (start, end) = range?;
+        let blob = self.bytes.slice(BATCH_HEADER_SIZE + start..BATCH_HEADER_SIZE + end);
+        header.batch_length = (BATCH_HEADER_SIZE + blob.len()) as u64;
+        header.message_count = count;
+        header.batch_checksum = calculate_batch_checksum(&header, &blob);
+        let mut bytes = vec![0; BATCH_HEADER_SIZE];
+        header.encode_into(&mut bytes);
+        Some(Cut { header: Bytes::from(bytes), blob, count, last })
+    }
+}
+
+/// XXH3-64 over the six header fields and the frames' checksum fields.
+fn batch_checksum(header: &BatchHeader, checksums: &[u8]) -> u64 {
+    debug_assert!(BATCH_MESSAGE_HEADER_SIZE == 48);
+    let mut hasher = XxHash3_64::new();
+    hasher.write(&header.partition_id.to_le_bytes());
+    hasher.write(&header.base_offset.to_le_bytes());
+    hasher.write(&header.base_timestamp.to_le_bytes());
+    hasher.write(&header.origin_timestamp.to_le_bytes());
+    hasher.write(&header.batch_length.to_le_bytes());
+    hasher.write(&header.message_count.to_le_bytes());
+    hasher.write(checksums);
+    hasher.finish()
+}

@@ -1,0 +1,232 @@
+//! The comparison of resume (M6): the last messages readable on both sides must be equal.
+//!
+//! ```text
+//! destination's last 16 ─▶ the same messages upstream ─┬─ equal ────────────▶ go on
+//!                                                      ├─ different ────────▶ diverged
+//!                                                      └─ gone (retention) ─▶ saved fingerprint
+//! ```
+
+use super::conns::Purpose;
+use super::feed::{Ctx, Feed, Stage};
+use super::resume::LOOK_AGAIN;
+use crate::batch::{Fingerprint, target};
+use crate::fanout::dispatch::{Suspicion, UNKNOWNS_UNTIL_HALVED};
+use crate::iggy_wire::{PollFrom, Polled, Record};
+use crate::ingest::history::{end_of_empty_reply, fingerprint, fingerprint_of_last};
+use crate::shard::reason;
+use crate::statefile::LastMessage;
+
+/// Most messages compared (M6).
+pub const COMPARE_MESSAGES: u64 = 16;
+/// Most bytes compared at once; above that one message at a time (M6).
+pub const COMPARE_BYTES: u64 = 1024 * 1024;
+
+/// A comparison under way.
+#[derive(Clone, Debug)]
+pub(super) struct Compare {
+    /// Where the destination ends.
+    pub end: u64,
+    /// The upstream position that belongs there.
+    pub position: u64,
+    /// Destination messages: offset and fingerprint, ascending.
+    pub seen: Vec<(u64, Fingerprint)>,
+}
+
+impl Feed {
+    pub(super) fn compare(&mut self, ctx: &mut Ctx<'_>, end: u64) {
+        let Some(position) = self.map.upstream(end) else {
+            let detail = format!(
+                "the destination ends at offset {end}, below offset {} where this copy began",
+                self.map.pieces().first().map_or(0, target)
+            );
+            return self.fail(ctx, reason::DIVERGED, detail);
+        };
+        let ours_from = self.map.pieces().first().map_or(0, target);
+        if end == ours_from {
+            return self.compared(ctx, Compare { end, position, seen: Vec::new() }, None);
+        }
+        self.stage = Stage::Comparing(Compare { end, position, seen: Vec::new() });
+        let count = if self.wide { 1 } else { COMPARE_MESSAGES.min(end - ours_from) };
+        let count = u32::try_from(count).unwrap_or(1);
+        let from = PollFrom::Offset(end - u64::from(count));
+        let poll = self.poll(&self.topic().downstream, from, count);
+        self.request(ctx, poll, Purpose::CompareDownstream, self.compare_limit());
+    }
+
+    /// The destination's last messages.
+    pub(super) fn compare_downstream(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+        let Some(records) = self.readable(ctx, polled) else { return };
+        let Stage::Comparing(compare) = &mut self.stage else { return };
+        let end = compare.end;
+        compare.seen = records
+            .iter()
+            .flat_map(Record::messages)
+            .filter(|message| message.offset < end)
+            .map(|message| (message.offset, fingerprint(&message)))
+            .collect();
+        let last = compare.seen.last().map(|(offset, _)| *offset);
+        let piece = self.map.piece_of(end - 1);
+        let (Some(last), Some(piece)) = (last, piece) else {
+            let detail = format!("the destination returned nothing below its end {end}");
+            return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        };
+        if last + 1 != end {
+            let detail = format!("asked for the message before {end}, got {last}");
+            return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        }
+        // Only messages of the last piece have a plain counterpart upstream.
+        let first_of_piece = target(&piece);
+        let Stage::Comparing(compare) = &mut self.stage else { return };
+        compare.seen.retain(|(offset, _)| *offset >= first_of_piece);
+        let first = compare.seen.first().map_or(last, |(offset, _)| *offset);
+        let count = u32::try_from(end - first).unwrap_or(1);
+        let from = first.saturating_add_signed(-piece.delta);
+        let poll = self.poll(&self.topic().upstream, PollFrom::Offset(from), count);
+        self.request(ctx, poll, Purpose::CompareUpstream, self.compare_limit());
+    }
+
+    /// The same messages upstream.
+    pub(super) fn compare_upstream(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+        let Some(records) = self.readable(ctx, polled) else { return };
+        let Stage::Comparing(compare) = &self.stage else { return };
+        let compare = compare.clone();
+        let mut equal = None;
+        for message in records.iter().flat_map(Record::messages) {
+            let Some(there) = self.map.downstream(message.offset) else { continue };
+            let Some((_, seen)) = compare.seen.iter().find(|(offset, _)| *offset == there) else {
+                continue;
+            };
+            if fingerprint(&message) != *seen {
+                let detail = format!(
+                    "upstream offset {} and destination offset {there} hold different messages",
+                    message.offset
+                );
+                return self.fail(ctx, reason::DIVERGED, detail);
+            }
+            equal = Some(message.offset);
+        }
+        if equal.is_some() {
+            let last = compare.seen.last().map(|(_, seen)| *seen);
+            return self.compared(ctx, compare, last);
+        }
+        let log_end = match records.last() {
+            Some(last) => polled.current_offset.saturating_add(1).max(last.next_offset()),
+            None => end_of_empty_reply(polled),
+        };
+        if records.is_empty() && log_end < compare.position {
+            return self.upstream_is_short(ctx, log_end, compare.position);
+        }
+        self.compare_with_saved(ctx, compare);
+    }
+
+    /// The upstream log ends below what the destination holds: not ready, or another history.
+    fn upstream_is_short(&mut self, ctx: &mut Ctx<'_>, log_end: u64, position: u64) {
+        let now = ctx.now.mono;
+        let since = *self.short_log.get_or_insert(now);
+        let detail = format!(
+            "the upstream log ends at offset {log_end}, copied were messages up to {position}"
+        );
+        if now.since(since) >= self.spec.plan.reset_grace {
+            self.short_log = None;
+            if self.history_changed(ctx, detail) {
+                self.ask_tail(ctx);
+            }
+            return;
+        }
+        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
+        self.round += 1;
+        self.stage = Stage::Held { until: now + LOOK_AGAIN };
+    }
+
+    /// Retention took the upstream side: the saved fingerprint stands in for it.
+    fn compare_with_saved(&mut self, ctx: &mut Ctx<'_>, compare: Compare) {
+        let saved = self.entry.last;
+        let at = saved.and_then(|last| self.map.downstream(last.offset));
+        let (Some(saved), Some(at)) = (saved, at.filter(|at| *at < compare.end)) else {
+            let detail = "nothing is left to compare; the saved distance decides";
+            self.error(format!("{}: {detail}", self.topic().upstream));
+            return self.compared(ctx, compare, None);
+        };
+        if let Some((_, seen)) = compare.seen.iter().find(|(offset, _)| *offset == at) {
+            let equal = *seen == saved.fingerprint;
+            return self.compared_with_saved(ctx, compare, equal, at);
+        }
+        self.stage = Stage::Comparing(compare);
+        let poll = self.poll(&self.topic().downstream, PollFrom::Offset(at), 1);
+        self.request(ctx, poll, Purpose::CompareSaved, self.compare_limit());
+    }
+
+    /// The destination's message that should be the saved one.
+    pub(super) fn compare_saved(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+        let Some(records) = self.readable(ctx, polled) else { return };
+        let Stage::Comparing(compare) = &self.stage else { return };
+        let compare = compare.clone();
+        let Some(saved) = self.entry.last else { return };
+        let at = self.map.downstream(saved.offset).unwrap_or(0);
+        match records.iter().flat_map(Record::messages).find(|message| message.offset == at) {
+            Some(seen) => {
+                let equal = fingerprint(&seen) == saved.fingerprint;
+                self.compared_with_saved(ctx, compare, equal, at);
+            }
+            None => {
+                let detail = "retention removed what could be compared on both sides; the saved \
+                              distance decides";
+                self.error(detail);
+                self.compared(ctx, compare, None);
+            }
+        }
+    }
+
+    fn compared_with_saved(&mut self, ctx: &mut Ctx<'_>, compare: Compare, equal: bool, at: u64) {
+        if equal {
+            let last = compare.seen.last().filter(|(offset, _)| *offset + 1 == compare.end);
+            let last = last.map(|(_, seen)| *seen);
+            return self.compared(ctx, compare, last);
+        }
+        let detail = format!("destination offset {at} does not hold the message saved for it");
+        self.fail(ctx, reason::DIVERGED, detail);
+    }
+
+    /// Both sides agree: `compare.position` is where the copy goes on.
+    fn compared(&mut self, ctx: &mut Ctx<'_>, compare: Compare, last: Option<Fingerprint>) {
+        let Compare { end, position, .. } = compare;
+        self.short_log = None;
+        if let Some(lost) = self.lost_send.take() {
+            match self.writer.looked(position, lost) {
+                Suspicion::None | Suspicion::Halved(_) => {}
+                Suspicion::Message(offset) => {
+                    let detail = format!(
+                        "the destination never takes the message at upstream offset {offset}: \
+                         sent {} times without an answer",
+                        UNKNOWNS_UNTIL_HALVED
+                    );
+                    return self.fail(ctx, reason::BAD_RECORD, detail);
+                }
+            }
+        }
+        if position < self.entry.position {
+            self.error(format!(
+                "the destination lost its tail: messages from upstream offset {position} to {} \
+                 are sent again",
+                self.entry.position - 1
+            ));
+            self.new_epoch();
+            self.barrier_owed = true;
+        } else {
+            self.entry.counters.messages += position - self.entry.position;
+        }
+        let last_message =
+            last.map(|fingerprint| LastMessage { offset: position.saturating_sub(1), fingerprint });
+        let keeps = self.entry.last.filter(|kept| kept.offset + 1 == position);
+        self.entry.last = last_message.or(keeps);
+        self.entry.position = position;
+        let last = self.entry.last.map(|last| last.fingerprint);
+        self.settled(ctx, position, last, end);
+    }
+}
+
+/// Fingerprint and offset of the last message of an acked record.
+pub(super) fn last_message(record: &Record) -> LastMessage {
+    let (offset, fingerprint) = fingerprint_of_last(record);
+    LastMessage { offset, fingerprint }
+}
