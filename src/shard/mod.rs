@@ -5,6 +5,8 @@
 
 pub mod driver;
 pub mod event;
+pub mod mailbox;
+pub mod pin;
 pub mod pipeline;
 pub mod placement;
 pub mod reason;

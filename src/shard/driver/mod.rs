@@ -1,5 +1,25 @@
-//! The monoio driver.
+//! The monoio driver: the only code of a shard that touches the kernel.
+//!
+//! It turns every command into I/O and its end into exactly one event, and decides nothing.
+//! [`shard`] is the loop of one pinned thread, [`conn`] a connection, [`control`] the thread that
+//! owns what shards must not share: signals, discovery, creation of topics. Nothing here is
+//! shared between threads but mailboxes.
+//!
+//! A read or write in progress is never dropped: its connection is reset instead and the
+//! operation ends by itself ([`socket`]).
 
 #![allow(clippy::disallowed_methods, reason = "clocks, sockets and threads live here")]
 
+pub mod clock;
+pub mod conn;
 pub mod files;
+mod frames;
+mod log_limit;
+mod login;
+pub mod queue;
+pub mod resolve;
+pub mod runtime;
+pub mod shard;
+mod socket;
+mod traffic;
+pub mod wake;

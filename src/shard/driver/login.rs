@@ -1,0 +1,190 @@
+//! From an address to a session: resolve, dial, log in, check the version (M14).
+//!
+//! Addresses are tried in order, each within `connect_timeout`. A refusal that trying elsewhere
+//! cannot cure (wrong password, untested version) ends the search; anything else goes on to the
+//! next address, and the last error is reported.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use bytes::Bytes;
+use monoio::net::TcpStream;
+
+use super::conn::Shared;
+use super::frames::{Frame, WriteBatch};
+use super::socket;
+use super::traffic::{read_full, read_header, write_some};
+use super::wake::with_alarm;
+use crate::config;
+use crate::iggy_wire::error::{eviction_is_final, eviction_words};
+use crate::iggy_wire::session::{Credentials, Delivery, Session};
+use crate::shard::event::ConnError;
+
+/// Largest login reply, body.
+const LOGIN_LIMIT: usize = 64 * 1024;
+/// Socket addresses tried for one configured address.
+const MAX_RESOLVED: usize = 8;
+
+/// A connection that is logged in, and the server's version.
+pub type Established = (TcpStream, Session, String);
+
+/// Tries the cluster's addresses.
+pub(super) async fn establish(shared: &Shared) -> Result<Established, ConnError> {
+    let mut last =
+        ConnError::Dial { address: shared.cluster.key.to_string(), why: "no address".into() };
+    for address in &shared.cluster.addresses {
+        match try_address(shared, address).await {
+            Ok(established) => return Ok(established),
+            Err(_) if shared.is_ending() => break,
+            Err(error @ (ConnError::Login { .. } | ConnError::UntestedServer { .. })) => {
+                return Err(error);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(shared.cause().unwrap_or(last))
+}
+
+async fn try_address(shared: &Shared, address: &str) -> Result<Established, ConnError> {
+    let timeout = shared.cluster.connect_timeout;
+    let attempt = Attempt { shared, address, expired: Default::default() };
+    let expire = || {
+        attempt.expired.set(true);
+        if let Some(fd) = shared.open_socket() {
+            socket::abort(fd);
+        }
+    };
+    let started = Instant::now();
+    match with_alarm(attempt.run(), monoio::time::sleep(timeout), expire).await {
+        Err(_) if attempt.expired.get() => {
+            let waited = started.elapsed();
+            Err(attempt.unreachable(format!("no connection and login within {waited:.1?}")))
+        }
+        outcome => outcome,
+    }
+}
+
+struct Attempt<'a> {
+    shared: &'a Shared,
+    address: &'a str,
+    expired: std::cell::Cell<bool>,
+}
+
+impl Attempt<'_> {
+    async fn run(&self) -> Result<Established, ConnError> {
+        let given_up = || self.expired.get() || self.shared.is_ending();
+        std::future::poll_fn(|cx| {
+            self.shared.register(cx.waker());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        let found = self.shared.resolver.look_up(self.address, given_up).await;
+        let found =
+            found.map_err(|why| ConnError::Resolve { address: self.address.into(), why })?;
+        let mut last = self.unreachable("the name has no address".into());
+        for to in found.into_iter().take(MAX_RESOLVED) {
+            if given_up() {
+                break;
+            }
+            match self.dial(to).await {
+                Ok(stream) => return self.log_in(stream).await,
+                Err(error) => last = self.unreachable(error.to_string()),
+            }
+        }
+        Err(last)
+    }
+
+    async fn dial(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let (stream, fd) = socket::register(socket::start_connect(to)?)?;
+        self.shared.own_socket(Some(fd));
+        match socket::finish_connect(&stream).await {
+            Ok(()) if !self.shared.is_ending() && !self.expired.get() => Ok(stream),
+            outcome => {
+                self.shared.own_socket(None);
+                socket::close(stream);
+                outcome.and(Err(std::io::ErrorKind::ConnectionAborted.into()))
+            }
+        }
+    }
+
+    async fn log_in(&self, mut stream: TcpStream) -> Result<Established, ConnError> {
+        match self.exchange(&mut stream).await {
+            Ok((session, version)) => Ok((stream, session, version)),
+            Err(error) => {
+                self.shared.own_socket(None);
+                socket::close(stream);
+                Err(error)
+            }
+        }
+    }
+
+    async fn exchange(&self, stream: &mut TcpStream) -> Result<(Session, String), ConnError> {
+        let lost = |error: std::io::Error| ConnError::Lost(format!("{}: {error}", self.address));
+        let protocol = |error: &dyn std::fmt::Display| {
+            ConnError::Protocol(format!("{}: {error}", self.address))
+        };
+        let credentials = credentials(&self.shared.cluster.credentials);
+        let mut session =
+            Session::new(fastrand::u128(..), fastrand::u64(1 << 32..1 << 61), credentials);
+        let bytes = session.login().map_err(|error| self.refused(error.to_string()))?;
+        let mut batch = WriteBatch::default();
+        batch.fill_from(&mut [Frame { number: 0, bytes }].into());
+        while !batch.is_empty() {
+            let (written, back) = write_some(stream, batch).await;
+            batch = back;
+            batch.advance(written.map_err(lost)?, |_| ());
+        }
+        loop {
+            let header = read_header(stream).await.map_err(lost)?;
+            let incoming = session.on_header(&header).map_err(|e| protocol(&e))?;
+            if incoming.body_len > LOGIN_LIMIT {
+                return Err(protocol(&format!("login reply of {} bytes", incoming.frame_len())));
+            }
+            let body = read_full(stream, incoming.body_len, |_| ()).await.map_err(lost)?;
+            let delivery = session.on_reply(&incoming, Bytes::from(body));
+            match delivery.map_err(|e| protocol(&e))? {
+                Delivery::LoggedIn { server_version, .. } => {
+                    return self.check_version(&server_version).map(|()| (session, server_version));
+                }
+                Delivery::LoginRefused { error, transient: true } => {
+                    let why = error.map_or_else(|| "not ready".into(), |e| e.to_string());
+                    return Err(self.unreachable(format!("login not possible now: {why}")));
+                }
+                Delivery::LoginRefused { error, .. } => {
+                    return Err(
+                        self.refused(error.map_or_else(|| "empty reply".into(), |e| e.to_string()))
+                    );
+                }
+                Delivery::Evicted { reason } if eviction_is_final(reason) => {
+                    return Err(self.refused(eviction_words(reason).into()));
+                }
+                Delivery::Evicted { reason } => return Err(ConnError::Evicted(reason)),
+                Delivery::Stray { .. } | Delivery::Reply { .. } => {}
+            }
+        }
+    }
+
+    fn check_version(&self, seen: &str) -> Result<(), ConnError> {
+        if self.shared.cluster.allow_untested_server || seen.starts_with("0.9.") {
+            return Ok(());
+        }
+        Err(ConnError::UntestedServer { address: self.address.into(), seen: seen.into() })
+    }
+
+    fn unreachable(&self, why: String) -> ConnError {
+        ConnError::Dial { address: self.address.into(), why }
+    }
+
+    fn refused(&self, why: String) -> ConnError {
+        ConnError::Login { address: self.address.into(), why }
+    }
+}
+
+fn credentials(plan: &config::Credentials) -> Credentials {
+    match plan {
+        config::Credentials::Password { username, password } => {
+            Credentials::Password { username: username.clone(), password: password.clone() }
+        }
+        config::Credentials::Token(token) => Credentials::Token(token.clone()),
+    }
+}
