@@ -605,16 +605,16 @@ fn a_failed_save_of_the_first_position_sends_nothing_h38() {
 #[test]
 fn large_messages_pass_one_at_a_time() {
     let mut w = world(2);
-    w.write_sized(true, 0, &[100, 3 << 20, 40 << 20, 10, 50 << 20, 7]);
+    w.write_sized(true, 0, &[100, 3 << 20, 40 << 20, 45 << 20, 10, 50 << 20, 7]);
     w.write_sized(true, 1, &[40 << 20, 1]);
     w.grant_large_slot = true;
     w.start(2);
-    w.until("copied", |w| copied(w, 0, 6) && copied(w, 1, 2));
+    w.until("copied", |w| copied(w, 0, 7) && copied(w, 1, 2));
     w.assert_equal(2);
     w.kill();
     w.write_sized(true, 0, &[45 << 20]);
     w.start(2);
-    w.until("copied", |w| copied(w, 0, 7));
+    w.until("copied", |w| copied(w, 0, 8));
     w.assert_equal(2);
 }
 

@@ -130,7 +130,10 @@ pub(super) struct Feed {
     pub moved_at: Millis,
     pub condition: Condition,
     pub last_error: String,
+    /// When the next turn is needed, as the last turn said.
     pub wake_at: Option<Millis>,
+    /// The earliest timer queued for this feed.
+    pub timer: Option<Millis>,
     /// Could not reserve: wants a turn when bytes are given back.
     pub starved: bool,
 }
@@ -182,6 +185,7 @@ impl Feed {
             condition: condition(reason::CONNECTING, String::new(), now),
             last_error: String::new(),
             wake_at: None,
+            timer: None,
             starved: false,
             entry,
             spec,

@@ -89,6 +89,7 @@ impl Feed {
         };
         self.limit_to_bad(&mut ask);
         if self.large == LargeSlot::Held {
+            ask.count = 1;
             ask.reserve = LARGE_SLOT;
             ctx.budget.reserve_large(&mut self.holding, LARGE_SLOT);
         } else if ask.count <= 2 && ask.reserve > ctx.budget.ceiling() / 2 {
