@@ -33,6 +33,9 @@ const STATUSES: [Status; 6] = [
     Status::Error,
 ];
 
+/// Name, help and value of a metric that is read off a `T`.
+type Family<T> = (&'static str, &'static str, fn(&T) -> u64);
+
 /// Which of the two formats a scraper understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextFormat {
@@ -131,7 +134,7 @@ impl Exposition {
         });
         let help = "Largest lag of a single feed";
         out.gauge("tidegate_mirror_lag_messages_max", help, largest)?;
-        let counters: [(&str, &str, fn(&Totals) -> u64); 6] = [
+        let counters: [Family<Totals>; 6] = [
             ("tidegate_mirror_messages", "Messages acked by the destination", |t| t.messages),
             ("tidegate_mirror_bytes", "Bytes acked by the destination", |t| t.bytes),
             ("tidegate_mirror_errors", "Failed operations", |t| t.errors),
@@ -164,7 +167,7 @@ impl Exposition {
             };
             shards.iter().map(row).collect::<Vec<_>>()
         };
-        let gauges: [(&str, &str, fn(&ShardSnapshot) -> u64); 2] = [
+        let gauges: [Family<ShardSnapshot>; 2] = [
             ("tidegate_buffered_bytes", "Reserved buffer bytes", |s| s.buffered),
             ("tidegate_buffer_limit_bytes", "Bound on those", |s| s.buffer_limit),
         ];
@@ -172,7 +175,7 @@ impl Exposition {
             let rows = value(of);
             out.gauge(name, help, rows.iter().map(|(s, v)| ([("shard", s.as_str())], *v)))?;
         }
-        let counters: [(&str, &str, fn(&ShardSnapshot) -> u64); 3] = [
+        let counters: [Family<ShardSnapshot>; 3] = [
             ("tidegate_shard_loop_turns", "Turns of the shard's loop", |s| s.loop_turns),
             ("tidegate_state_saves", "State files written", |s| s.saves),
             ("tidegate_state_save_failures", "Saves that failed", |s| s.save_failures),
