@@ -577,7 +577,7 @@ impl Core {
                 head.cluster = cluster;
                 head.client = transport;
                 (head.op, head.commit, head.status) = (op, commit, status);
-                head.timestamp = call.now;
+                head.timestamp = if status == 0 { call.now } else { 0 };
                 Some(head.frame(body))
             }
             Answer::LoggedIn(bound) => {
