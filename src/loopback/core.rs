@@ -377,6 +377,7 @@ impl Core {
         let fits = |fault: &Fault| match *fault {
             Fault::CorruptRecord { offset } => corrupt_message(&frame, offset).is_some(),
             Fault::CorruptChecksum => corrupt_checksum(&frame).is_some(),
+            Fault::EmptyConfirmation => frame.is_ok(),
             _ => true,
         };
         match self.faults.take(Stage::Result, subject, fits) {

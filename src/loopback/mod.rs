@@ -23,6 +23,10 @@ mod metadata;
 mod options;
 mod outbox;
 mod server;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use iggy_binary_protocol::EvictionReason;
 
