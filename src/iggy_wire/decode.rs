@@ -8,15 +8,14 @@
 //! ```
 
 use bytes::Bytes;
-use iggy_binary_protocol::responses::streams::{
-    GetStreamsResponse, StreamResponse, get_stream::TopicHeader,
+use iggy_binary_protocol::responses::streams::get_stream::TopicHeader;
+use iggy_binary_protocol::responses::streams::{GetStreamsResponse, StreamResponse};
+use iggy_binary_protocol::responses::system::describe_options::DescribeOptionsResponse;
+use iggy_binary_protocol::responses::system::get_cluster_metadata::{
+    ClusterMetadataResponse, ClusterNodeResponse,
 };
-use iggy_binary_protocol::responses::system::{
-    describe_options::DescribeOptionsResponse, get_cluster_metadata::ClusterMetadataResponse,
-};
-use iggy_binary_protocol::responses::topics::{
-    get_topic::GetTopicResponse, get_topics::GetTopicsResponse,
-};
+use iggy_binary_protocol::responses::topics::get_topic::GetTopicResponse;
+use iggy_binary_protocol::responses::topics::get_topics::GetTopicsResponse;
 use iggy_binary_protocol::responses::users::login_register::LoginRegisterResponse;
 use iggy_binary_protocol::{WireDecode, WireError as ProtocolError, WireOptions};
 
@@ -269,17 +268,17 @@ fn sent(body: &[u8], partition: Option<u32>) -> Result<Option<u64>, WireError> {
 
 fn cluster(body: &[u8]) -> Result<Vec<Node>, WireError> {
     let (cluster, _) = ClusterMetadataResponse::decode(body).map_err(cold("cluster metadata"))?;
-    let node =
-        |n: iggy_binary_protocol::responses::system::get_cluster_metadata::ClusterNodeResponse| {
-            Node {
-                name: n.name,
-                ip: n.ip,
-                tcp_port: n.tcp_port,
-                leader: n.role == 0,
-                healthy: n.status == 0,
-            }
-        };
     Ok(cluster.nodes.into_iter().map(node).collect())
+}
+
+fn node(node: ClusterNodeResponse) -> Node {
+    Node {
+        name: node.name,
+        ip: node.ip,
+        tcp_port: node.tcp_port,
+        leader: node.role == 0,
+        healthy: node.status == 0,
+    }
 }
 
 fn options(body: &[u8]) -> Result<Vec<OptionInfo>, WireError> {
@@ -377,5 +376,135 @@ fn cold(what: &'static str) -> impl Fn(ProtocolError) -> WireError {
             WireError::Truncated { what, need, have }
         }
         other => WireError::Invalid { what, seen: other.to_string(), expected: "its layout" },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iggy_binary_protocol::{WireEncode, WireName, encode_user_headers};
+
+    use super::*;
+
+    fn header(operation: u8) -> ReplyHeader {
+        ReplyHeader { operation, ..ReplyHeader::default() }
+    }
+
+    fn block(entries: &[(u8, &[u8], u8, &[u8])]) -> WireOptions {
+        let mut buf = bytes::BytesMut::new();
+        encode_user_headers(entries, &mut buf);
+        WireOptions::from_bytes(buf.freeze()).unwrap()
+    }
+
+    fn topic_row(name: &str) -> TopicHeader {
+        TopicHeader {
+            id: 4,
+            created_at: 1_700_000_000_000_000,
+            partitions_count: 3,
+            message_expiry: u64::MAX,
+            compression_algorithm: 2,
+            max_topic_size: 5,
+            size_bytes: 6,
+            messages_count: 7,
+            name: WireName::new(name).unwrap(),
+            options: block(&[(2, b"durability", 2, b"persisted")]),
+            derived_options: block(&[(2, b"segment_size", 12, &1_048_576u64.to_le_bytes())]),
+        }
+    }
+
+    #[test]
+    fn a_topic_list_keeps_what_identifies_each_topic() {
+        let rows = vec![topic_row("one"), topic_row("two")];
+        let body = GetTopicsResponse { topics: rows }.to_bytes();
+        let reply = decode(Expect::Topics, &header(OP_NON_REPLICATED), body).unwrap().unwrap();
+        let Reply::Topics(topics) = reply else { panic!("{reply:?}") };
+        let names: Vec<_> = topics.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names, ["one", "two"]);
+        let option = |key: &str, value: &str| TopicOption { key: key.into(), value: value.into() };
+        assert_eq!(
+            topics[1],
+            TopicInfo {
+                name: "two".into(),
+                created_at: 1_700_000_000_000_000,
+                partitions_count: 3,
+                message_expiry: u64::MAX,
+                compression: 2,
+                max_size: 5,
+                size: 6,
+                messages_count: 7,
+                options: vec![option("durability", "persisted"), option("segment_size", "1048576")],
+                partitions: Vec::new(),
+            }
+        );
+        for empty in [Bytes::new(), Bytes::from_static(&[0; 4])] {
+            let reply = decode(Expect::Topics, &header(OP_NON_REPLICATED), empty).unwrap().unwrap();
+            assert!(matches!(reply, Reply::Topics(topics) if topics.is_empty()));
+        }
+    }
+
+    #[test]
+    fn option_values_of_every_kind_have_a_text() {
+        for (kind, value, text) in [
+            (2u8, &b"none"[..], "none"),
+            (3, &[1], "true"),
+            (3, &[0], "false"),
+            (4, &[0xff], "-1"),
+            (5, &[0xfe, 0xff], "-2"),
+            (6, &(-3i32).to_le_bytes(), "-3"),
+            (7, &i64::MIN.to_le_bytes(), "-9223372036854775808"),
+            (8, &(-5i128).to_le_bytes(), "-5"),
+            (9, &[200], "200"),
+            (10, &[0, 1], "256"),
+            (11, &7u32.to_le_bytes(), "7"),
+            (12, &u64::MAX.to_le_bytes(), "18446744073709551615"),
+            (13, &9u128.to_le_bytes(), "9"),
+            (14, &1.5f32.to_le_bytes(), "1.5"),
+            (15, &(-0.25f64).to_le_bytes(), "-0.25"),
+            (1, &[0xab, 0x0c], "ab0c"),
+            (2, &[0xff], "ff"),
+            (12, &[1, 2], "0102"),
+            (99, &[7], "07"),
+        ] {
+            assert_eq!(value_text(kind, value), text, "kind {kind}");
+        }
+    }
+
+    #[test]
+    fn the_confirmation_of_the_named_partition_counts() {
+        let row = |partition: u32, offset: u64| {
+            [&[0; 8][..], &partition.to_le_bytes(), &offset.to_le_bytes()].concat()
+        };
+        let body = [&2u32.to_le_bytes()[..], &row(1, 10), &row(2, 20)].concat();
+        assert_eq!(sent(&body, Some(2)), Ok(Some(20)));
+        assert_eq!(sent(&body, None), Ok(Some(10)));
+        assert!(sent(&body, Some(3)).unwrap_err().to_string().contains("partition"));
+    }
+
+    #[test]
+    fn an_error_is_found_by_status_first_and_then_in_the_section() {
+        let rejected = Bytes::from([&[1, 0, 0, 0, 0, 0, 0, 0][..], &58u32.to_le_bytes()].concat());
+        let both = ReplyHeader { status: 5, ..header(OP_CREATE_STREAM) };
+        let code = |outcome: Result<Result<Bytes, ServerError>, WireError>| {
+            outcome.unwrap().unwrap_err().code
+        };
+        assert_eq!(code(outcome(&both, rejected.clone())), 5);
+        for operation in [1, 64, 65, 68, 128, 138, 149, 161, 162] {
+            assert_eq!(code(outcome(&header(operation), rejected.clone())), 58);
+        }
+        for operation in [2, 3, 160] {
+            assert_eq!(outcome(&header(operation), rejected.clone()), Ok(Ok(rejected.clone())));
+        }
+        let zero = Bytes::from_static(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(outcome(&header(OP_CREATE_STREAM), zero).is_err(), "a rejection without a code");
+    }
+
+    #[test]
+    fn a_poll_reply_with_a_count_and_no_records_is_refused() {
+        let body = |count: u32, records: &[u8]| {
+            Bytes::from([&[0; 12][..], &count.to_le_bytes(), records].concat())
+        };
+        assert!(polled(body(1, b"")).is_err());
+        assert!(polled(body(0, b"x")).is_err());
+        assert_eq!(polled(body(0, b"")).unwrap().records, Bytes::new());
+        assert_eq!(polled(body(1, b"x")).unwrap().count, 1);
     }
 }

@@ -22,6 +22,7 @@ use iggy_binary_protocol::{
 };
 use twox_hash::XxHash3_64;
 
+use super::blob::BATCH_HEADER_LEN;
 use super::command::{PollFrom, Request, SendTo, TopicOption};
 use super::error::WireError;
 use super::frame::{
@@ -174,6 +175,14 @@ pub fn encode_login(credentials: &Credentials, client: u128) -> Result<Outgoing,
     seal(head, None, OP_REGISTER, 0, true, Envelope { client, session: 0, number: 0 })
 }
 
+/// Length of the frame that sends a record of `record_len` bytes: above [`MAX_REQUEST`] no
+/// server takes it, and [`encode`] refuses it.
+pub fn send_frame_len(stream: &str, topic: &str, to: SendTo, record_len: usize) -> usize {
+    [HEADER_LEN, 4, send_metadata_len(stream, topic, to), record_len]
+        .into_iter()
+        .fold(0, usize::saturating_add)
+}
+
 /// The command code of a read, 0 for an operation that has a byte of its own.
 pub(super) fn command_code(request: &Request) -> u32 {
     match request {
@@ -205,7 +214,7 @@ fn poll(
         PollFrom::First => (3, 0),
         PollFrom::Last => (4, 0),
     };
-    let mut buf = head(7 + names_len(stream, topic) + 5 + 9 + 4 + 1);
+    let mut buf = head(names_len(stream, topic).saturating_add(7 + 5 + 9 + 4 + 1));
     buf.put_slice(&[1, 1, 4]);
     buf.put_u32_le(POLL_CONSUMER_ID);
     put_name(&mut buf, "stream name", stream)?;
@@ -220,12 +229,8 @@ fn poll(
 }
 
 fn send(stream: &str, topic: &str, to: SendTo, record: &Relay) -> Result<BytesMut, WireError> {
-    let to_len = match to {
-        SendTo::Partition(_) => 6,
-        SendTo::Balanced => 2,
-    };
-    let metadata = names_len(stream, topic) + to_len + 4;
-    let mut buf = head(4 + metadata + HEADER_LEN);
+    let metadata = send_metadata_len(stream, topic, to);
+    let mut buf = head(metadata.saturating_add(4 + BATCH_HEADER_LEN));
     buf.put_u32_le(u32::try_from(metadata).unwrap_or(u32::MAX));
     put_name(&mut buf, "stream name", stream)?;
     put_name(&mut buf, "topic name", topic)?;
@@ -290,6 +295,15 @@ fn seal(
         header.encode_into(bytes);
     }
     Ok(Outgoing { head: head.freeze(), tail })
+}
+
+/// From the stream through the message count.
+fn send_metadata_len(stream: &str, topic: &str, to: SendTo) -> usize {
+    let to_len = match to {
+        SendTo::Partition(_) => 6,
+        SendTo::Balanced => 2,
+    };
+    names_len(stream, topic).saturating_add(to_len + 4)
 }
 
 fn names_len(stream: &str, topic: &str) -> usize {

@@ -43,6 +43,9 @@ pub const OP_CREATE_PARTITIONS: u8 = 136;
 /// Operation byte.
 pub const OP_SEND: u8 = 160;
 
+const HEADER_SIZE: u64 = 256;
+const MAX_REQUEST_SIZE: u64 = 64 * 1024 * 1024;
+
 const COMMAND_REQUEST: u8 = 5;
 const COMMAND_REPLY: u8 = 8;
 const COMMAND_EVICTION: u8 = 13;
@@ -139,7 +142,7 @@ impl RequestHeader {
             return Err(invalid("command of a request", command, "5"));
         }
         let size = frame_size(h)?;
-        if size > MAX_REQUEST as u64 {
+        if size > MAX_REQUEST_SIZE {
             return Err(invalid("size of a request frame", size, "at most 67108864 bytes"));
         }
         let [operation] = get::<176, 1, 256>(h);
@@ -213,15 +216,19 @@ impl EvictionHeader {
 }
 
 impl ServerHeader {
-    /// Reads a header a server sent.
+    /// Reads a header a server sent; fewer than 256 bytes are `Ok(None)`.
     pub fn parse(bytes: &[u8]) -> Result<Option<ServerHeader>, WireError> {
-        let Some(h) = bytes.first_chunk::<HEADER_LEN>() else { return Ok(None) };
+        bytes.first_chunk::<HEADER_LEN>().map(ServerHeader::of).transpose()
+    }
+
+    /// Reads a whole header.
+    pub fn of(h: &HeaderBytes) -> Result<ServerHeader, WireError> {
         let [command] = get::<60, 1, 256>(h);
         let size = frame_size(h)?;
         match command {
-            COMMAND_REPLY => Ok(Some(ServerHeader::Reply(ReplyHeader::parse(h)))),
-            COMMAND_EVICTION if size == HEADER_LEN as u64 => {
-                Ok(Some(ServerHeader::Eviction(EvictionHeader::parse(h))))
+            COMMAND_REPLY => Ok(ServerHeader::Reply(ReplyHeader::parse(h))),
+            COMMAND_EVICTION if size == HEADER_SIZE => {
+                Ok(ServerHeader::Eviction(EvictionHeader::parse(h)))
             }
             COMMAND_EVICTION => Err(invalid("size of an eviction frame", size, "256 bytes")),
             other => Err(invalid("command of a server frame", other, "8 (reply) or 13 (eviction)")),
@@ -231,7 +238,7 @@ impl ServerHeader {
 
 fn frame_size(h: &HeaderBytes) -> Result<u64, WireError> {
     let size = u64::from(u32::from_le_bytes(get::<48, 4, 256>(h)));
-    if size < HEADER_LEN as u64 {
+    if size < HEADER_SIZE {
         return Err(invalid("frame size", size, "at least 256 bytes"));
     }
     Ok(size)

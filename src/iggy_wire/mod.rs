@@ -5,7 +5,7 @@
 //! without touching payloads. Incomplete input is `Ok(None)`, malformed input a typed error.
 
 mod blob;
-mod build;
+pub mod build;
 pub mod command;
 pub mod decode;
 pub mod encode;

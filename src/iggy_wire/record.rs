@@ -370,3 +370,215 @@ fn walk(header: &BatchHeader, blob: &[u8], verify: Verify) -> Result<(u32, usize
     }
     Ok((first_delta, last))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: u64 = 100;
+
+    /// Three messages as a server stores them at offsets 100 to 102.
+    fn stored() -> Bytes {
+        let mut headers = Vec::new();
+        assert!(encode_header(&mut headers, "key", "value"));
+        let message = |id, origin_timestamp, payload, user_headers| Message {
+            id,
+            origin_timestamp,
+            payload,
+            user_headers,
+        };
+        build_record(&[
+            message(1, 5_000, b"first".as_slice(), headers.as_slice()),
+            message(0, 4_000, b"", b""),
+            message(3, 6_000, b"third", headers.as_slice()),
+        ])
+        .unwrap()
+        .stored(7, BASE, 9_000)
+    }
+
+    fn one(bytes: &Bytes) -> Record {
+        let mut records = scan(bytes, Verify::Full).unwrap();
+        assert_eq!(records.len(), 1);
+        records.remove(0)
+    }
+
+    #[test]
+    fn a_record_says_where_it_begins_and_ends() {
+        let bytes = stored();
+        let record = one(&bytes);
+        assert_eq!((record.first_offset(), record.next_offset()), (100, 103));
+        assert_eq!((record.count(), record.len()), (3, bytes.len()));
+        assert!(!record.is_head_cut());
+        let seen: Vec<_> = record
+            .messages()
+            .map(|m| (m.offset, m.id, m.origin_timestamp, m.payload.len()))
+            .collect();
+        assert_eq!(seen, [(100, 1, 5_000, 5), (101, 0, 4_000, 0), (102, 3, 6_000, 5)]);
+        assert_eq!(record.last(), record.messages().last().unwrap());
+    }
+
+    #[test]
+    fn a_whole_record_is_relayed_without_copying_its_frames() {
+        let bytes = stored();
+        let relay = one(&bytes).relay();
+        assert_eq!(relay.blob().as_ptr(), bytes[256..].as_ptr());
+        assert_eq!(relay.blob().len(), bytes.len() - 256);
+        let header = BatchHeader::read(&relay.header());
+        assert_eq!((header.partition_id, header.base_offset, header.base_timestamp), (0, 0, 0));
+        assert_eq!(header.origin_timestamp, 4_000);
+        assert_eq!((relay.count(), relay.len(), relay.first_offset()), (3, bytes.len(), 100));
+    }
+
+    #[test]
+    fn a_tail_cut_record_shares_the_buffer_too() {
+        let bytes = stored();
+        let cut = one(&bytes).truncated(2);
+        assert_eq!((cut.first_offset(), cut.next_offset(), cut.count()), (100, 102, 2));
+        assert_eq!(cut.last().id, 0);
+        let relay = cut.relay();
+        assert_eq!(relay.blob().as_ptr(), bytes[256..].as_ptr());
+        assert_eq!(scan(&relay.stored(0, 5, 0), Verify::Full).unwrap()[0].next_offset(), 7);
+        assert_eq!(one(&bytes).truncated(0).count(), 1);
+        assert_eq!(one(&bytes).truncated(u32::MAX).count(), 3);
+    }
+
+    #[test]
+    fn a_head_cut_record_is_renumbered_and_rehashed() {
+        let bytes = stored();
+        let cut = one(&bytes).from_offset(101).unwrap();
+        assert!(cut.is_head_cut());
+        assert_eq!((cut.first_offset(), cut.next_offset(), cut.count()), (101, 103, 2));
+        assert_eq!(cut.last().offset, 102);
+        let relay = cut.relay();
+        assert_eq!(relay.first_offset(), 101);
+        let again = one(&relay.stored(7, 40, 1));
+        assert!(!again.is_head_cut());
+        let strip = |m: MessageView<'_>| {
+            (m.id, m.origin_timestamp, m.payload.to_vec(), m.user_headers.to_vec())
+        };
+        let before: Vec<_> = cut.messages().map(strip).collect();
+        let after: Vec<_> = again.messages().map(strip).collect();
+        assert_eq!(before, after);
+        assert_eq!(one(&bytes).count(), 3, "the polled bytes are untouched");
+    }
+
+    #[test]
+    fn cutting_at_the_ends_keeps_all_or_nothing() {
+        let bytes = stored();
+        assert_eq!(one(&bytes).from_offset(0).unwrap().count(), 3);
+        assert_eq!(one(&bytes).from_offset(100).unwrap().count(), 3);
+        assert_eq!(one(&bytes).from_offset(102).unwrap().count(), 1);
+        assert!(one(&bytes).from_offset(103).is_none());
+        assert!(one(&bytes).from_offset(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_frame_is_refused_by_offset() {
+        let good = stored();
+        let ends: Vec<usize> = one(&good).frames().map(|(_, frame)| 256 + frame.end).collect();
+        for at in 256..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.to_vec();
+                bad[at] ^= 1 << bit;
+                let error = scan(&Bytes::from(bad), Verify::Full).unwrap_err();
+                let nth = ends.iter().filter(|end| **end <= at).count() as u64;
+                // Nothing but itself vouches for the first frame's delta.
+                if !(256 + 24..256 + 28).contains(&at) {
+                    assert_eq!(error.offset, BASE + nth, "byte {at} bit {bit}: {error}");
+                }
+                assert!(error.to_string().contains(&error.offset.to_string()));
+            }
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_header_is_refused() {
+        let good = stored();
+        for at in 0..256 {
+            for bit in 0..8 {
+                let mut bad = good.to_vec();
+                bad[at] ^= 1 << bit;
+                assert!(scan(&Bytes::from(bad), Verify::Full).is_err(), "byte {at} bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_cut_of_a_reply_is_refused_with_framing_checks_alone() {
+        let two = [stored(), stored()].concat();
+        let half = two.len() / 2;
+        for cut in (1..two.len()).filter(|cut| *cut != half) {
+            let bytes = Bytes::copy_from_slice(&two[..cut]);
+            assert!(scan(&bytes, Verify::FramingOnly).is_err(), "cut at {cut}");
+        }
+        let error = scan(&Bytes::copy_from_slice(&two[..half + 9]), Verify::Full).unwrap_err();
+        assert_eq!(error.offset, 103, "named by what must follow the record before it");
+    }
+
+    #[test]
+    fn deltas_with_a_hole_or_a_repeat_are_refused_by_offset() {
+        for delta in [0u32, 2, 3, u32::MAX] {
+            let mut bad = stored().to_vec();
+            let second = 256 + one(&stored()).frames().next().unwrap().1.end;
+            bad[second + 24..second + 28].copy_from_slice(&delta.to_le_bytes());
+            let error = scan(&Bytes::from(bad), Verify::FramingOnly).unwrap_err();
+            assert_eq!(error.offset, 101);
+            assert!(error.why.contains("do not count up"), "{error}");
+        }
+    }
+
+    #[test]
+    fn offsets_that_pass_64_bits_are_refused() {
+        let relay = build_record(&[Message::default(), Message::default()]).unwrap();
+        assert!(scan(&relay.stored(0, u64::MAX - 1, 0), Verify::Full).is_err());
+        let last = &scan(&relay.stored(0, u64::MAX - 2, 0), Verify::Full).unwrap()[0];
+        assert_eq!(last.next_offset(), u64::MAX);
+    }
+
+    #[test]
+    fn holes_between_records_are_left_to_the_caller() {
+        let relay = build_record(&[Message::default()]).unwrap();
+        let bytes = [relay.stored(0, 9, 0), relay.stored(0, 50, 0), relay.stored(0, 9, 0)].concat();
+        let firsts: Vec<_> = scan(&Bytes::from(bytes), Verify::Full)
+            .unwrap()
+            .iter()
+            .map(Record::first_offset)
+            .collect();
+        assert_eq!(firsts, [9, 50, 9]);
+        assert!(scan(&Bytes::new(), Verify::Full).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_reply_with_another_number_of_messages_is_refused() {
+        let reply = |count| Polled { partition: 0, current_offset: 102, count, records: stored() };
+        assert_eq!(reply(3).scan(Verify::Full).unwrap().len(), 1);
+        for count in [0, 2, 4] {
+            assert_eq!(reply(count).scan(Verify::Full).unwrap_err().offset, BASE);
+        }
+    }
+
+    #[test]
+    fn origin_timestamps_too_far_apart_need_another_batch() {
+        let at = |origin_timestamp| Message { origin_timestamp, ..Message::default() };
+        let limit = u64::from(u32::MAX);
+        let relay = build_record(&[at(limit + 7), at(7)]).unwrap();
+        let first = one(&relay.stored(0, 0, 0)).messages().next().unwrap().origin_timestamp;
+        assert_eq!(first, limit + 7);
+        let error = build_record(&[at(7), at(limit + 8)]).unwrap_err();
+        assert_eq!(error.offset, 1, "the message at fault");
+        assert!(error.why.contains("71.6 minutes"));
+        assert!(build_record(&[]).is_err());
+    }
+
+    #[test]
+    fn a_header_field_outside_1_to_255_bytes_adds_nothing() {
+        let mut headers = Vec::new();
+        let long = "x".repeat(256);
+        for (key, value) in [("", "v"), ("k", ""), (long.as_str(), "v"), ("k", long.as_str())] {
+            assert!(!encode_header(&mut headers, key, value));
+            assert!(headers.is_empty());
+        }
+        assert!(encode_header(&mut headers, &long[1..], &long[1..]));
+        assert_eq!(headers.len(), 2 * (5 + 255));
+    }
+}

@@ -39,7 +39,8 @@ pub struct Session {
     outstanding: Vec<(u64, Expect)>,
 }
 
-/// What a header announces. Before reading the body the driver compares `frame_len` with the
+/// What a header announces. Before reading the body the driver compares
+/// [`Incoming::frame_len`] with the
 /// reply limit of request `number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incoming {
@@ -160,8 +161,7 @@ impl Session {
 
     /// What a header announces, before its body is read.
     pub fn on_header(&self, header: &HeaderBytes) -> Result<Incoming, WireError> {
-        let truncated = WireError::Truncated { what: "header", need: HEADER_LEN, have: 0 };
-        let header = ServerHeader::parse(header)?.ok_or(truncated)?;
+        let header = ServerHeader::of(header)?;
         Ok(match header {
             ServerHeader::Eviction(_) => Incoming { number: None, body_len: 0, header },
             ServerHeader::Reply(reply) => Incoming {
@@ -248,4 +248,285 @@ impl Session {
 
 fn refused(what: &'static str, seen: String, expected: &'static str) -> WireError {
     WireError::Invalid { what, seen, expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iggy_wire::command::{PollFrom, SendTo};
+    use crate::iggy_wire::frame::{
+        EvictionHeader, MAX_REQUEST, OP_CREATE_TOPIC, OP_LOGOUT, OP_NON_REPLICATED, OP_SEND,
+        OP_TOPIC_CREATED, RequestHeader,
+    };
+    use crate::iggy_wire::record::{Message, build_record};
+
+    fn fresh() -> Session {
+        let credentials =
+            Credentials::Password { username: "user".into(), password: "hunter2".into() };
+        Session::new(5 << 80, 1 << 40, credentials)
+    }
+
+    fn ready() -> Session {
+        let mut session = fresh();
+        session.login().unwrap();
+        let body = [&[0; 4][..], &[0; 4], &9u64.to_le_bytes(), &[0, 44, 0, 0], b"\x050.9.0"];
+        let delivery = answer(&mut session, 0, OP_REGISTER, 0, &body.concat()).unwrap();
+        let Delivery::LoggedIn { server_version, session: 9 } = delivery else {
+            panic!("{delivery:?}")
+        };
+        assert_eq!(server_version, "0.9.0");
+        session
+    }
+
+    fn answer(
+        session: &mut Session,
+        number: u64,
+        operation: u8,
+        status: u32,
+        body: &[u8],
+    ) -> Result<Delivery, MalformedReply> {
+        let size = u32::try_from(HEADER_LEN + body.len()).unwrap();
+        let header =
+            ReplyHeader { size, request: number, operation, status, ..ReplyHeader::default() };
+        let incoming = session.on_header(&header.encode()).unwrap();
+        assert_eq!(incoming.body_len, body.len());
+        assert_eq!(incoming.frame_len(), 256 + body.len());
+        session.on_reply(&incoming, Bytes::copy_from_slice(body))
+    }
+
+    fn poll() -> Request {
+        let (stream, topic) = ("s".into(), "t".into());
+        Request::Poll { stream, topic, partition: 0, from: PollFrom::First, count: 1 }
+    }
+
+    fn send(payload: &[u8]) -> Request {
+        let record = build_record(&[Message { payload, ..Message::default() }]).unwrap();
+        Request::Send { stream: "s".into(), topic: "t".into(), to: SendTo::Partition(3), record }
+    }
+
+    fn create_topic() -> Request {
+        let (stream, topic) = ("s".into(), "t".into());
+        Request::CreateTopic { stream, topic, partitions: 1, options: Vec::new() }
+    }
+
+    fn confirmation(partition: u32, base_offset: u64) -> Vec<u8> {
+        [&1u32.to_le_bytes()[..], &[0; 8], &partition.to_le_bytes(), &base_offset.to_le_bytes()]
+            .concat()
+    }
+
+    #[test]
+    fn reads_and_operations_never_share_a_number() {
+        let mut session = ready();
+        let (mut reads, mut operations) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            reads.push(session.request(&poll()).unwrap().0);
+            operations.push(session.request(&send(b"x")).unwrap().0);
+        }
+        assert_eq!(operations, (0..5).map(|n| (1 << 40) + n).collect::<Vec<_>>());
+        assert_eq!(reads, operations.iter().map(|n| n | 1 << 63).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn any_start_leaves_room_to_count_and_any_client_id_is_large() {
+        for start in [0, 1, u64::MAX, 1 << 63] {
+            let mut session = Session::new(0, start, Credentials::Token("t".into()));
+            session.session = 1;
+            let (first, outgoing) = session.request(&send(b"x")).unwrap();
+            assert!((1..1 << 62).contains(&first), "start {start} gave {first}");
+            assert_eq!(session.request(&send(b"x")).unwrap().0, first + 1);
+            let header = RequestHeader::parse(&outgoing.head).unwrap().unwrap();
+            assert!(header.client >= 1 << 64);
+        }
+    }
+
+    #[test]
+    fn a_send_is_its_head_and_the_record_by_reference() {
+        let mut session = ready();
+        let request = send(b"payload");
+        let Request::Send { record, .. } = &request else { panic!() };
+        let (number, outgoing) = session.request(&request).unwrap();
+        let header = RequestHeader::parse(&outgoing.head).unwrap().unwrap();
+        assert_eq!((header.request, header.operation, header.session), (number, OP_SEND, 9));
+        assert_eq!(header.request_checksum, 0, "sends are not stamped");
+        assert_eq!(header.size as usize, outgoing.len());
+        assert_eq!(outgoing.tail.unwrap().as_ptr(), record.blob().as_ptr());
+    }
+
+    #[test]
+    fn a_reply_needs_the_number_and_the_kind_of_operation() {
+        let mut session = ready();
+        let (number, _) = session.request(&send(b"x")).unwrap();
+        for operation in [OP_NON_REPLICATED, OP_LOGOUT, OP_CREATE_TOPIC, 65, 0, 255] {
+            let stray = answer(&mut session, number, operation, 0, b"").unwrap();
+            assert!(matches!(stray, Delivery::Stray { number: n } if n == number));
+        }
+        let stray = answer(&mut session, number + 1, OP_SEND, 0, &confirmation(3, 8)).unwrap();
+        assert!(matches!(stray, Delivery::Stray { .. }));
+        let reply = answer(&mut session, number, OP_SEND, 0, &confirmation(3, 8)).unwrap();
+        let Delivery::Reply { number: n, result: Ok(Reply::Sent { base_offset: Some(8) }) } = reply
+        else {
+            panic!("{reply:?}")
+        };
+        assert_eq!(n, number);
+        let again = answer(&mut session, number, OP_SEND, 0, &confirmation(3, 8)).unwrap();
+        assert!(matches!(again, Delivery::Stray { .. }), "a number is answered once");
+    }
+
+    #[test]
+    fn a_refusal_arrives_by_status_or_by_result_section() {
+        let mut session = ready();
+        let (number, _) = session.request(&create_topic()).unwrap();
+        let early = answer(&mut session, number, OP_CREATE_TOPIC, 4041, b"").unwrap();
+        assert!(matches!(early, Delivery::Reply { result: Err(ServerError { code: 4041 }), .. }));
+        let (number, _) = session.request(&create_topic()).unwrap();
+        let section = [1, 0, 0, 0, 0, 0, 0, 0, 0xdd, 7, 0, 0];
+        let late = answer(&mut session, number, OP_TOPIC_CREATED, 0, &section).unwrap();
+        assert!(matches!(late, Delivery::Reply { result: Err(ServerError { code: 2013 }), .. }));
+        for cut in 0..12 {
+            let (number, _) = session.request(&create_topic()).unwrap();
+            let body = section.get(..cut).unwrap();
+            let error = answer(&mut session, number, OP_TOPIC_CREATED, 0, body).unwrap_err();
+            assert_eq!((error.number, error.what), (number, "create topic"));
+        }
+    }
+
+    #[test]
+    fn a_confirmation_is_of_the_partition_that_was_named_or_of_none() {
+        let mut session = ready();
+        for empty in [&b""[..], &[0; 4]] {
+            let (number, _) = session.request(&send(b"x")).unwrap();
+            let reply = answer(&mut session, number, OP_SEND, 0, empty).unwrap();
+            let Delivery::Reply { result: Ok(Reply::Sent { base_offset: None }), .. } = reply
+            else {
+                panic!("{reply:?}")
+            };
+        }
+        let mut longer = confirmation(3, 8);
+        longer.push(0);
+        for body in [confirmation(4, 8), longer, confirmation(3, 8)[..23].to_vec()] {
+            let (number, _) = session.request(&send(b"x")).unwrap();
+            let error = answer(&mut session, number, OP_SEND, 0, &body).unwrap_err();
+            assert_eq!((error.number, error.what), (number, "send"));
+        }
+    }
+
+    #[test]
+    fn an_eviction_ends_the_session_and_all_requests() {
+        let mut session = ready();
+        session.request(&send(b"x")).unwrap();
+        let header = EvictionHeader { reason: 7, ..EvictionHeader::default() }.encode();
+        let incoming = session.on_header(&header).unwrap();
+        assert_eq!((incoming.number, incoming.body_len), (None, 0));
+        let delivery = session.on_reply(&incoming, Bytes::new()).unwrap();
+        assert!(matches!(delivery, Delivery::Evicted { reason: 7 }));
+        assert!(!session.is_logged_in());
+        assert_eq!(session.outstanding().count(), 0);
+        assert!(session.request(&send(b"x")).is_err());
+    }
+
+    #[test]
+    fn a_login_that_may_succeed_later_is_told_from_one_that_cannot() {
+        let section = |code: u32| [&[1, 0, 0, 0, 0, 0, 0, 0][..], &code.to_le_bytes()].concat();
+        for (body, code, again) in [
+            (section(57), Some(57), true),
+            (section(58), Some(58), true),
+            (section(40), Some(40), false),
+            (Vec::new(), None, false),
+        ] {
+            let mut session = fresh();
+            session.login().unwrap();
+            let delivery = answer(&mut session, 0, OP_REGISTER, 0, &body).unwrap();
+            let Delivery::LoginRefused { error, transient } = delivery else {
+                panic!("{delivery:?}")
+            };
+            assert_eq!((error.map(|e| e.code), transient), (code, again));
+            assert!(!session.is_logged_in());
+            session.login().expect("another try on the same connection");
+        }
+    }
+
+    #[test]
+    fn a_login_reply_nobody_asked_for_is_stray() {
+        let mut session = ready();
+        let delivery = answer(&mut session, 0, OP_REGISTER, 0, b"").unwrap();
+        assert!(matches!(delivery, Delivery::Stray { number: 0 }));
+        assert!(session.is_logged_in());
+    }
+
+    #[test]
+    fn only_a_ping_goes_out_before_the_login_is_answered() {
+        let mut session = fresh();
+        assert!(session.request(&poll()).is_err());
+        assert!(session.request(&send(b"x")).is_err());
+        session.request(&Request::Ping).unwrap();
+        assert_eq!(session.outstanding().count(), 1);
+    }
+
+    #[test]
+    fn a_logout_ends_the_session() {
+        let mut session = ready();
+        let (number, outgoing) = session.request(&Request::Logout).unwrap();
+        let header = RequestHeader::parse(&outgoing.head).unwrap().unwrap();
+        assert_ne!(header.request_checksum, 0);
+        answer(&mut session, number, OP_LOGOUT, 0, b"").unwrap();
+        assert!(!session.is_logged_in());
+    }
+
+    #[test]
+    fn a_forgotten_request_is_answered_by_a_stray() {
+        let mut session = ready();
+        let (number, _) = session.request(&Request::Ping).unwrap();
+        session.forget(number);
+        let late = answer(&mut session, number, OP_NON_REPLICATED, 0, b"").unwrap();
+        assert!(matches!(late, Delivery::Stray { .. }));
+    }
+
+    #[test]
+    fn requests_without_a_reply_are_bounded() {
+        let mut session = ready();
+        for _ in 0..MAX_OUTSTANDING {
+            session.request(&Request::Ping).unwrap();
+        }
+        assert!(session.request(&Request::Ping).is_err());
+        let first = session.outstanding().next().unwrap();
+        answer(&mut session, first, OP_NON_REPLICATED, 0, b"").unwrap();
+        session.request(&Request::Ping).unwrap();
+    }
+
+    #[test]
+    fn a_frame_of_64_mib_is_sent_and_one_byte_more_is_refused() {
+        let mut session = ready();
+        let overhead = session.request(&send(b"")).unwrap().1.len();
+        let payload = vec![0; MAX_REQUEST - overhead + 1];
+        let (_, most) = session.request(&send(&payload[1..])).unwrap();
+        assert_eq!(most.len(), MAX_REQUEST);
+        let error = session.request(&send(&payload)).unwrap_err();
+        assert!(error.to_string().contains("67108865"), "{error}");
+    }
+
+    #[test]
+    fn names_no_server_takes_are_refused_before_they_are_sent() {
+        let mut session = ready();
+        let long = "x".repeat(256);
+        for bad in ["", long.as_str()] {
+            let (stream, topic) = (bad.into(), "t".into());
+            let poll =
+                Request::Poll { stream, topic, partition: 0, from: PollFrom::Last, count: 1 };
+            let create = Request::CreateStream { stream: bad.into() };
+            for request in [poll, create, Request::Topics { stream: bad.into() }] {
+                let error = session.request(&request).unwrap_err();
+                assert!(error.to_string().contains("1 to 255 bytes"), "{error}");
+            }
+        }
+        assert_eq!(session.outstanding().count(), 0);
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let token = Session::new(1, 1, Credentials::Token("hunter2".into()));
+        assert!(!format!("{:?} {token:?}", fresh()).contains("hunter2"));
+        let long = Credentials::Token("hunter2".repeat(40));
+        let error = Session::new(1, 1, long).login().unwrap_err();
+        assert!(!error.to_string().contains("hunter2"));
+    }
 }

@@ -23,6 +23,7 @@ use twox_hash::XxHash3_64;
 use super::catalog::{Slots, Stream};
 use super::faults::{Fault, FaultTable, Op, Stage, Subject};
 use super::frame::{Frame, ReplyHead, RequestHead, eviction};
+use super::log::Log;
 use super::messages::{LateSend, SendBody, Target, corrupt_checksum, corrupt_message};
 
 /// Replies of metadata operations kept per session, to answer a repeated number.
@@ -298,6 +299,30 @@ impl Core {
         let place = place.as_ref().map(|(s, t, p)| (s.as_str(), t.as_str(), *p));
         let subject = Subject { op, place, connection, request: call.head.request, now };
         self.act(&call, action, target, &subject)
+    }
+
+    /// The faults to come and the faults applied.
+    pub fn faults(&mut self) -> &mut FaultTable {
+        &mut self.faults
+    }
+
+    /// The log of a partition, for whoever plays retention, a lost tail or a reset.
+    pub fn log(&mut self, stream: &str, topic: &str, partition: u32) -> Option<&mut Log> {
+        let target = self.target(stream, topic, partition)?;
+        Some(&mut self.partition_mut(target)?.log)
+    }
+
+    /// Removes a topic; false when there is none.
+    pub fn forget_topic(&mut self, stream: &str, topic: &str) -> bool {
+        let stream = self.streams.id_of(stream).and_then(|id| self.streams.get_mut(id));
+        let Some(stream) = stream else { return false };
+        let id = stream.topics.id_of(topic);
+        id.is_some_and(|id| stream.topics.remove(id).is_some())
+    }
+
+    /// Until then polls find every partition empty, as those of a starting server do.
+    pub fn starting_until(&mut self, until: u64) {
+        self.starting_until = until;
     }
 
     /// Appends a send whose connection is gone; false when its topic is gone, too.

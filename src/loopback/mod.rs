@@ -12,12 +12,12 @@
 
 mod catalog;
 mod control;
-mod core;
-mod faults;
-mod frame;
+pub mod core;
+pub mod faults;
+pub mod frame;
 #[cfg(test)]
 mod golden;
-mod log;
+pub mod log;
 mod messages;
 mod metadata;
 mod options;
@@ -30,4 +30,5 @@ pub use self::catalog::Counters;
 pub use self::control::{Control, ControlError, Message, Restart, StoredMessage};
 pub use self::core::Flavour;
 pub use self::faults::{AppliedFault, Fault, FaultId, Op, Scope, Times};
+pub use self::messages::LateSend;
 pub use self::server::{Server, ServerOptions};

@@ -274,7 +274,7 @@ fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
 /// Validated where it lies; copied only when the caller's buffer does not suit the archive.
 fn read_body(body: &[u8], generation: u64) -> Result<SourceState, Fault> {
     let copy: AlignedVec;
-    let aligned = if body.as_ptr().addr() % AlignedVec::<16>::ALIGNMENT == 0 {
+    let aligned = if body.as_ptr().addr().is_multiple_of(AlignedVec::<16>::ALIGNMENT) {
         body
     } else {
         let mut aligned = AlignedVec::with_capacity(body.len());

@@ -1,6 +1,6 @@
 //! Positions on disk: one file per source and shard, replaced whole by every save (S1–S5).
 //!
-//! [`format`] is the bytes, [`store`] the steps of a safe write as a pure machine over file
+//! [`mod@format`] is the bytes, [`store`] the steps of a safe write as a pure machine over file
 //! operations, [`inspect`] what `tidegate state` shows. Nothing here opens a file: the driver
 //! performs the operations. I4: generations only grow, a torn file never wins.
 

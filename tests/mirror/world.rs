@@ -13,8 +13,7 @@ use tidegate::iggy_wire::{PollFrom, Reply, Request, SendTo, Verify, build, recor
 use tidegate::loopback::core::{Core, Delivery as How, Effect, Inbound, Settings};
 use tidegate::loopback::frame::{Frame, RequestHead};
 use tidegate::shard::event::{
-    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket,
-    ToControl,
+    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket, ToControl,
 };
 use tidegate::shard::pipeline::{Pipeline, PipelineConfig};
 use tidegate::shard::snapshot::FeedSnapshot;
@@ -40,7 +39,7 @@ struct Link {
 enum Due {
     Frame { conn: ConnId, transport: u64, frame: Frame },
     Expired { conn: ConnId, transport: u64, number: u64 },
-    Late { upstream: bool, late: tidegate::loopback::core::LateSend },
+    Late { upstream: bool, late: tidegate::loopback::LateSend },
     Event(Event),
 }
 
@@ -53,6 +52,10 @@ pub struct World {
     pub save_errors: Vec<SaveError>,
     pub plan: Arc<MirrorPlan>,
     pub to_control: Vec<ToControl>,
+    /// Answers a wish for the large slot at once, as long as nobody holds it.
+    pub grant_large_slot: bool,
+    large_wanted: Vec<FeedId>,
+    large_held: Option<FeedId>,
     pipeline: Pipeline,
     feeds: Vec<(usize, u32)>,
     links: HashMap<ConnId, Link>,
@@ -61,6 +64,7 @@ pub struct World {
     events: Vec<Event>,
     wake: u64,
     seed: u64,
+    polled: u64,
 }
 
 impl World {
@@ -74,6 +78,9 @@ impl World {
             save_errors: Vec::new(),
             plan: Arc::new(plan),
             to_control: Vec::new(),
+            grant_large_slot: false,
+            large_wanted: Vec::new(),
+            large_held: None,
             pipeline: pipeline(1),
             feeds: Vec::new(),
             links: HashMap::new(),
@@ -82,6 +89,7 @@ impl World {
             events: Vec::new(),
             wake: 0,
             seed: 1,
+            polled: 0,
         }
     }
 
@@ -129,6 +137,33 @@ impl World {
             record: build::build_record(&messages).expect("record"),
         };
         self.ask(upstream, send).expect("send");
+    }
+
+    /// Appends one batch per size to a partition of the first topic.
+    pub fn write_sized(&mut self, upstream: bool, partition: u32, sizes: &[usize]) {
+        let name = self.plan.topics[0].upstream.clone();
+        for (n, size) in sizes.iter().enumerate() {
+            let payload = vec![b'a' + u8::try_from(n).unwrap(); *size];
+            let message = build::Message { payload: &payload, ..Default::default() };
+            let send = Request::Send {
+                stream: name.stream.clone(),
+                topic: name.topic.clone(),
+                to: SendTo::Partition(partition),
+                record: build::build_record(&[message]).expect("record"),
+            };
+            self.ask(upstream, send).expect("send");
+        }
+    }
+
+    /// Polls the upstream has answered on the first partitions of the topic.
+    pub fn polls(&self, partitions: u32) -> u64 {
+        let _ = partitions;
+        self.polled
+    }
+
+    /// A message from the control thread.
+    pub fn tell(&mut self, message: FromControl) {
+        self.events.push(Event::Control(message));
     }
 
     /// Every message of a partition: offset and payload.
@@ -209,6 +244,7 @@ impl World {
 
     /// The process dies: connections are reset, nothing else happens.
     pub fn kill(&mut self) {
+        (self.large_wanted, self.large_held) = (Vec::new(), None);
         self.seed += 1;
         self.pipeline = pipeline(self.seed);
         for (_, link) in self.links.drain() {
@@ -404,7 +440,23 @@ impl World {
                 };
                 self.later(2, Due::Event(Event::Persisted { source, generation, result }));
             }
-            Command::Control(message) => self.to_control.push(message),
+            Command::Control(message) => self.controlled(message),
+        }
+    }
+
+    fn controlled(&mut self, message: ToControl) {
+        match message {
+            ToControl::LargeSlotWanted { feed } => self.large_wanted.push(feed),
+            ToControl::LargeSlotReleased { feed } => {
+                self.large_wanted.retain(|wanted| *wanted != feed);
+                self.large_held.take_if(|held| *held == feed);
+            }
+            other => self.to_control.push(other),
+        }
+        if self.grant_large_slot && self.large_held.is_none() && !self.large_wanted.is_empty() {
+            let feed = self.large_wanted.remove(0);
+            self.large_held = Some(feed);
+            self.tell(FromControl::LargeSlotGranted { feed });
         }
     }
 
@@ -423,13 +475,21 @@ impl World {
         self.submit(conn, &frame_of(&login));
     }
 
-    fn request(&mut self, conn: ConnId, ticket: Ticket, request: &Request, limit: u32, t: Duration) {
+    fn request(
+        &mut self,
+        conn: ConnId,
+        ticket: Ticket,
+        request: &Request,
+        limit: u32,
+        t: Duration,
+    ) {
         let Some(link) = self.links.get_mut(&conn) else {
             self.events.push(Event::Replied { ticket, result: Err(Failure::Lost) });
             return;
         };
         let (number, outgoing) = link.session.request(request).expect("request");
         let is_send = matches!(request, Request::Send { .. });
+        self.polled += u64::from(matches!(request, Request::Poll { .. }));
         link.tickets.insert(number, (ticket, limit, is_send));
         let transport = link.transport;
         let millis = u64::try_from(t.as_millis()).unwrap();

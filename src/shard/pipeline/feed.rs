@@ -108,6 +108,8 @@ pub(super) struct Feed {
     pub restart: Restart,
     /// A jump was seen at this offset: the earliest message is being asked for.
     pub jump: Option<u64>,
+    /// One connection saw the log begin above this cursor.
+    pub gap_seen: Option<u64>,
     /// Behind the queue lies a gap up to this offset.
     pub gap_to: Option<u64>,
     /// The next thing upstream is a record that cannot be copied.
@@ -128,7 +130,10 @@ pub(super) struct Feed {
     pub moved_at: Millis,
     pub condition: Condition,
     pub last_error: String,
+    /// When the next turn is needed, as the last turn said.
     pub wake_at: Option<Millis>,
+    /// The earliest timer queued for this feed.
+    pub timer: Option<Millis>,
     /// Could not reserve: wants a turn when bytes are given back.
     pub starved: bool,
 }
@@ -163,6 +168,7 @@ impl Feed {
             lost_send: None,
             restart: Restart::No,
             jump: None,
+            gap_seen: None,
             gap_to: None,
             bad: None,
             wide: false,
@@ -179,6 +185,7 @@ impl Feed {
             condition: condition(reason::CONNECTING, String::new(), now),
             last_error: String::new(),
             wake_at: None,
+            timer: None,
             starved: false,
             entry,
             spec,

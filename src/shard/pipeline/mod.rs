@@ -98,6 +98,9 @@ impl Pipeline {
                 break;
             }
             self.timers.pop();
+            if let Some(feed) = self.feeds.get_mut(&feed) {
+                feed.timer.take_if(|timer| *timer <= at);
+            }
             self.ready.push_back(feed);
         }
         while let Some(feed) = self.ready.pop_front() {
@@ -163,9 +166,9 @@ impl Pipeline {
             FromControl::AddFeed(spec) => self.add_feed(now, *spec),
             FromControl::DestinationReady { feed, result } => {
                 self.with_feed(now, feed, out, |feed, ctx| match result {
-                    Ok(_) if matches!(feed.stage, Stage::Ensuring) => feed.restart_resume(ctx),
+                    _ if !matches!(feed.stage, Stage::Ensuring) => {}
+                    Ok(_) => feed.restart_resume(ctx),
                     Err(why) => feed.hold(ctx, reason::WAITING_DESTINATION, why),
-                    Ok(_) => {}
                 });
             }
             FromControl::LargeSlotGranted { feed } => {
@@ -302,8 +305,11 @@ impl Pipeline {
         if feed.is_quiet() && self.watches.watch(key.0, key.1, id) {
             feed.sleep();
         }
-        if let Some(at) = feed.wake_at {
-            self.timers.push(Reverse((at.max(Millis(now.mono.0 + 1)), id)));
+        if let Some(at) = feed.wake_at.map(|at| at.max(Millis(now.mono.0 + 1))) {
+            if feed.timer.is_none_or(|queued| at < queued) {
+                feed.timer = Some(at);
+                self.timers.push(Reverse((at, id)));
+            }
         }
     }
 

@@ -89,6 +89,7 @@ impl Feed {
         };
         self.limit_to_bad(&mut ask);
         if self.large == LargeSlot::Held {
+            ask.count = 1;
             ask.reserve = LARGE_SLOT;
             ctx.budget.reserve_large(&mut self.holding, LARGE_SLOT);
         } else if ask.count <= 2 && ask.reserve > ctx.budget.ceiling() / 2 {
@@ -162,7 +163,14 @@ impl Feed {
             self.wide = false;
         }
         let bytes = polled.records.len() as u64;
-        let outcome = self.reader.replied(ctx.now.mono, polled);
+        let outcome = if polled.partition == self.spec.partition {
+            self.reader.replied(ctx.now.mono, polled)
+        } else {
+            Outcome::Wrong(format!(
+                "asked partition {}, partition {} answered",
+                self.spec.partition, polled.partition
+            ))
+        };
         if !matches!(outcome, Outcome::Records(_)) {
             ctx.budget.arrived(&mut self.holding, 0, 0);
         }
@@ -250,6 +258,13 @@ impl Feed {
     }
 
     fn expired(&mut self, ctx: &mut Ctx<'_>, cursor: u64, earliest: u64) {
+        if self.gap_seen != Some(cursor) {
+            // A gap is for ever: a second connection must see the same.
+            self.gap_seen = Some(cursor);
+            ctx.conns.close(self.up, ctx.out);
+            return;
+        }
+        self.gap_seen = None;
         let plan = &self.spec.plan;
         let target = match plan.on_offset_expired {
             OnOffsetExpired::EarliestAvailable => earliest,

@@ -1,0 +1,129 @@
+//! `tidegate check`: everything that can be known before a start, with what to do about it.
+//!
+//! Offline it reads the configuration with its secrets, and the state directory without its
+//! lock, so that it can be run beside a daemon. [`check_online`] adds what the clusters say.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::report::{self, Class, Finding, exit_of};
+use super::statedir::{self, StateDirError};
+use super::{Exit, check_online};
+use crate::config::{self, Partitions, Plan};
+use crate::statefile::inspect::FoundFile;
+
+/// Arguments of `tidegate check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Print the findings as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Do not connect to the clusters
+    #[arg(long)]
+    pub offline: bool,
+}
+
+/// Checks and reports.
+pub fn run(args: &CheckArgs) -> Exit {
+    let plan = match config::load(&args.config) {
+        Ok(plan) => plan,
+        Err(errors) if args.json => {
+            let findings = errors.findings().iter().map(report::config_json).collect();
+            report::out(&report_json(args, findings, Vec::new()).to_string());
+            return Exit::Usage;
+        }
+        Err(errors) => return report::fail_config(false, &errors),
+    };
+    let mut findings = offline(&plan);
+    if !args.offline {
+        findings.extend(check_online::findings(&plan));
+    }
+    findings.sort_by_key(|finding| finding.class);
+    let exit = exit_of(&findings);
+    if args.json {
+        let (notes, wrong) =
+            findings.iter().partition::<Vec<_>, _>(|finding| finding.class == Class::Note);
+        let json = |list: Vec<&Finding>| list.into_iter().map(Finding::json).collect();
+        report::out(&report_json(args, json(wrong), json(notes)).to_string());
+    } else {
+        findings.iter().for_each(|finding| report::out(&finding.text()));
+        let wrong = findings.iter().filter(|finding| finding.class != Class::Note).count();
+        let verdict = match wrong {
+            0 => "ok".to_owned(),
+            1 => "1 finding".to_owned(),
+            count => format!("{count} findings"),
+        };
+        report::out(&format!("{}: {verdict}", args.config.display()));
+    }
+    exit
+}
+
+fn report_json(args: &CheckArgs, findings: Vec<Value>, notes: Vec<Value>) -> Value {
+    json!({
+        "ok": findings.is_empty(),
+        "config": args.config.display().to_string(),
+        "findings": findings,
+        "notes": notes,
+    })
+}
+
+/// What the plan and the state directory say.
+pub fn offline(plan: &Plan) -> Vec<Finding> {
+    let mut findings = plan_notes(plan);
+    let dir = &plan.daemon.state_dir;
+    match statedir::read_files(dir) {
+        Ok(files) => {
+            if let Err(error) = statedir::probe_writable(dir) {
+                findings.push(state_finding(&error));
+            }
+            findings.extend(files.iter().filter_map(|file| file_finding(plan, file)));
+        }
+        Err(error) => findings.push(state_finding(&error)),
+    }
+    findings
+}
+
+fn plan_notes(plan: &Plan) -> Vec<Finding> {
+    let mut notes = Vec::new();
+    for source in &plan.sources {
+        if source.partitions == Partitions::Balanced {
+            notes.push(Finding::note(
+                format!("sources.{}.partitions", source.key),
+                "\"balanced\" delivers at least once and unordered; \"preserve\" delivers exactly \
+                 once and in order",
+            ));
+        }
+    }
+    for (key, cluster) in &plan.clusters {
+        if !plan.sources.iter().any(|s| s.from.key == cluster.key || s.to.key == cluster.key) {
+            notes.push(Finding::note(format!("clusters.{key}"), "used by no source"));
+        }
+    }
+    notes
+}
+
+// These errors say what to do in their last clause already.
+fn state_finding(error: &StateDirError) -> Finding {
+    Finding { class: Class::State, ..Finding::note("daemon.state_dir", error.to_string()) }
+}
+
+fn file_finding(plan: &Plan, file: &FoundFile) -> Option<Finding> {
+    let known = plan.sources.iter().any(|source| source.key == file.source);
+    match &file.state {
+        Err(error) => {
+            // Of a source that does not run, it hinders nobody.
+            let class = if known { Class::State } else { Class::Note };
+            Some(Finding { class, ..Finding::note(file.file.clone(), error.to_string()) })
+        }
+        Ok(_) if !known => {
+            let seen = format!("no source {:?} in the configuration; kept as it is", file.source);
+            Some(Finding::note(file.file.clone(), seen))
+        }
+        Ok(_) => None,
+    }
+}

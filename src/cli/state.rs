@@ -1,0 +1,313 @@
+//! `tidegate state show | reset`: saved positions, for people and for programs.
+//!
+//! `show` needs no lock and disturbs no daemon. `reset` holds the lock, asks, and sets files
+//! aside under another name instead of deleting them. Neither reads passwords or tokens.
+#![allow(clippy::disallowed_methods)] // an operator's command, no shard runs
+
+use std::fs::File;
+use std::io::{self, BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::Exit;
+use super::report::{self, table, utc};
+use super::statedir::{self, StateDir};
+use crate::config::{self, Plan};
+use crate::statefile::inspect::{FeedReport, FoundFile, SourceReport, report as merge};
+
+/// `tidegate state …`
+#[derive(Debug, Subcommand)]
+pub enum StateCommand {
+    /// Show the saved position of every partition
+    Show(ShowArgs),
+    /// Forget a source's positions: its files are set aside, the next start begins anew
+    Reset(ResetArgs),
+}
+
+/// Arguments of `tidegate state show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Print everything that is saved as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Only this source
+    pub source: Option<String>,
+}
+
+/// Arguments of `tidegate state reset`.
+#[derive(Debug, Args)]
+pub struct ResetArgs {
+    /// Configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The source
+    #[arg(long, value_name = "NAME")]
+    pub source: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl StateCommand {
+    /// Whether the result is to be JSON.
+    pub fn json(&self) -> bool {
+        match self {
+            StateCommand::Show(args) => args.json,
+            StateCommand::Reset(args) => args.json,
+        }
+    }
+}
+
+/// Runs the command and reports.
+pub fn run(command: &StateCommand) -> Exit {
+    let result = match command {
+        StateCommand::Show(args) => show(args),
+        StateCommand::Reset(args) => reset(args),
+    };
+    match result {
+        Ok(exit) => exit,
+        Err(Stop::Config(errors)) => report::fail_config(command.json(), &errors),
+        Err(Stop::Other(exit, message)) => report::fail(command.json(), exit, &message),
+    }
+}
+
+/// Why a command did not do what was asked.
+enum Stop {
+    Config(config::ConfigErrors),
+    Other(Exit, String),
+}
+
+impl From<statedir::StateDirError> for Stop {
+    fn from(error: statedir::StateDirError) -> Stop {
+        Stop::Other(Exit::State, error.to_string())
+    }
+}
+
+fn load(path: &Path) -> Result<Plan, Stop> {
+    config::load_without_credentials(path).map_err(Stop::Config)
+}
+
+fn show(args: &ShowArgs) -> Result<Exit, Stop> {
+    let plan = load(&args.config)?;
+    let mut files = statedir::read_files(&plan.daemon.state_dir)?;
+    if let Some(source) = &args.source {
+        check_source(&plan, &files, source)?;
+        files.retain(|file| *file.source == **source);
+    }
+    let merged = merge(&files);
+    if args.json {
+        let text = serde_json::to_string(&merged)
+            .map_err(|error| Stop::Other(Exit::State, error.to_string()))?;
+        report::out(&text);
+    } else if merged.sources.is_empty() {
+        report::out(&format!("no saved positions in {}", plan.daemon.state_dir.display()));
+    } else {
+        let texts: Vec<String> = merged.sources.iter().map(source_text).collect();
+        report::out(texts.join("\n").trim_end());
+    }
+    let broken = files.iter().any(|file| file.state.is_err());
+    Ok(if broken { Exit::State } else { Exit::Ok })
+}
+
+/// A source is known from the configuration or from its files.
+fn check_source(plan: &Plan, files: &[FoundFile], source: &str) -> Result<(), Stop> {
+    let mut known: Vec<&str> = plan.sources.iter().map(|source| &*source.key).collect();
+    known.extend(files.iter().map(|file| &*file.source));
+    known.sort_unstable();
+    known.dedup();
+    if known.contains(&source) {
+        return Ok(());
+    }
+    let message = format!("there is no source {source:?}; expected one of {}", known.join(", "));
+    Err(Stop::Other(Exit::Usage, message))
+}
+
+fn source_text(source: &SourceReport) -> String {
+    let mut text = format!("{}\n", source.source);
+    for file in &source.files {
+        let line = match (&file.error, file.generation, file.saved_at_us) {
+            (Some(error), ..) => format!("  {error}\n"),
+            (None, generation, saved_at) => format!(
+                "  {}: generation {}, saved {}, {} partitions\n",
+                file.file,
+                generation.unwrap_or_default(),
+                utc(saved_at.unwrap_or_default()),
+                file.feeds,
+            ),
+        };
+        text.push_str(&line);
+    }
+    if source.feeds.is_empty() {
+        return text;
+    }
+    let head = [
+        "partition",
+        "position",
+        "delta",
+        "messages",
+        "errors",
+        "resets",
+        "gaps",
+        "missing",
+        "stop",
+        "topic",
+    ];
+    let rows: Vec<Vec<String>> = source.feeds.iter().map(feed_row).collect();
+    for line in table(&head, &rows).lines() {
+        text.push_str(&format!("  {line}\n"));
+    }
+    for feed in &source.feeds {
+        text.push_str(&feed_details(feed));
+    }
+    text
+}
+
+fn feed_row(feed: &FeedReport) -> Vec<String> {
+    let counters = &feed.counters;
+    vec![
+        feed.partition.to_string(),
+        feed.position.to_string(),
+        feed.deltas.last().map_or(0, |piece| piece.delta).to_string(),
+        counters.messages.to_string(),
+        counters.errors.to_string(),
+        counters.resets.to_string(),
+        counters.gaps.to_string(),
+        counters.gap_messages.to_string(),
+        if feed.clean_stop { "clean" } else { "open" }.to_owned(),
+        topic_text(feed),
+    ]
+}
+
+fn topic_text(feed: &FeedReport) -> String {
+    let upstream = format!("{}/{}", feed.upstream.stream, feed.upstream.topic);
+    if feed.upstream == feed.downstream {
+        return upstream;
+    }
+    format!("{upstream} → {}/{}", feed.downstream.stream, feed.downstream.topic)
+}
+
+/// What a row has no room for.
+fn feed_details(feed: &FeedReport) -> String {
+    let name = format!("{} partition {}", topic_text(feed), feed.partition);
+    let mut text = String::new();
+    for piece in feed.deltas.iter().filter(|_| feed.deltas.len() > 1) {
+        let (from, delta) = (piece.from_upstream, piece.delta);
+        text.push_str(&format!("  {name}: delta {delta} from offset {from} on\n"));
+    }
+    for gap in &feed.gaps {
+        let (first, last, found) = (gap.first, gap.last, utc(gap.found_at_us));
+        text.push_str(&format!(
+            "  {name}: gap of {} messages, offsets {first} to {last}, found {found}\n",
+            gap.messages
+        ));
+    }
+    text
+}
+
+fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
+    let plan = load(&args.config)?;
+    let dir = StateDir::open(&plan.daemon.state_dir)?;
+    let mut files = dir.files()?;
+    check_source(&plan, &files, &args.source)?;
+    files.retain(|file| *file.source == *args.source);
+    if !files.is_empty() && !args.yes {
+        let stdin = io::stdin();
+        confirm(&args.source, &files, stdin.is_terminal(), &mut stdin.lock())?;
+    }
+    let moved = set_aside(dir.path(), &files).map_err(|(path, error)| {
+        let message = format!("setting {path} aside failed: {error}; nothing after it was touched");
+        Stop::Other(Exit::State, message)
+    })?;
+    if args.json {
+        let list: Vec<_> = moved.iter().map(|(from, to)| json!({"from": from, "to": to})).collect();
+        report::out(&json!({"source": args.source, "set_aside": list}).to_string());
+    } else if moved.is_empty() {
+        report::out(&format!("{}: no saved positions", args.source));
+    } else {
+        for (from, to) in &moved {
+            report::out(&format!("{from} is now {to}"));
+        }
+        report::out(&format!(
+            "{}: the next start begins at initial_offset; a destination that has messages already \
+             is handled by on_nonempty_destination",
+            args.source
+        ));
+    }
+    Ok(Exit::Ok)
+}
+
+fn confirm(
+    source: &str,
+    files: &[FoundFile],
+    terminal: bool,
+    input: &mut dyn BufRead,
+) -> Result<(), Stop> {
+    let refuse = |message: &str| Err(Stop::Other(Exit::Usage, message.to_owned()));
+    if !terminal {
+        return refuse(
+            "standard input is no terminal, so nobody can be asked; add --yes to forget the \
+             positions without a question",
+        );
+    }
+    for file in files {
+        report::complain(&format!("  {}", file.file));
+    }
+    let count = files.len();
+    report::complain(&format!("Forget the positions of {source:?}, {count} file(s)? [y/N]"));
+    let mut answer = String::new();
+    let read = input.read_line(&mut answer);
+    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    refuse("nothing was changed")
+}
+
+/// Gives the files a name that no start reads, then makes that durable.
+fn set_aside(
+    dir: &Path,
+    files: &[FoundFile],
+) -> Result<Vec<(String, String)>, (String, io::Error)> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut moved = Vec::new();
+    for file in files {
+        // Never onto a file set aside before: within a second, a number tells them apart.
+        let to = (0..)
+            .map(|n| format!("{}.reset-{}-{n}", file.file, now.as_secs()))
+            .find(|name| !Path::new(name).exists())
+            .unwrap_or_default();
+        std::fs::rename(&file.file, &to).map_err(|error| (file.file.clone(), error))?;
+        moved.push((file.file.clone(), to));
+    }
+    if !moved.is_empty() {
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.map_err(|error| (dir.display().to_string(), error))?;
+    }
+    Ok(moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(terminal: bool, mut answer: &[u8]) -> bool {
+        confirm("orders", &[], terminal, &mut answer).is_ok()
+    }
+
+    #[test]
+    fn only_a_clear_yes_on_a_terminal_forgets_positions() {
+        assert!(asked(true, b"y\n") && asked(true, b" yes \n"));
+        for answer in [&b""[..], b"\n", b"n\n", b"yep\n", b"orders\n", b"\xff\n"] {
+            assert!(!asked(true, answer), "{answer:?}");
+        }
+        assert!(!asked(false, b"y\n"));
+    }
+}
