@@ -9,5 +9,6 @@ pub mod mailbox;
 pub mod pin;
 pub mod pipeline;
 pub mod placement;
+pub mod provision;
 pub mod reason;
 pub mod snapshot;

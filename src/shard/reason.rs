@@ -90,6 +90,17 @@ reasons! {
     BAD_RECORD = Error "bad_record",
         "the message at this offset cannot be copied; remove it upstream or reset this feed \
          behind it";
+    /// M8, policy `fail`.
+    MISSING_UPSTREAM = Error "missing_upstream",
+        "create the upstream topic, or set on_missing_upstream = \"wait\", and restart";
+    /// The destination refuses to create or grow a topic.
+    CREATE_REFUSED = Degraded "create_refused",
+        "create the destination topic by hand with as many partitions as upstream, or correct \
+         what the server names; retried by itself";
+    /// S2, policy `fail`.
+    STATE_UNREADABLE = Error "state_unreadable",
+        "restore the state file from a backup, rebuild it, or set on_corrupt_state = \"reset\" \
+         and restart";
     /// Drained.
     DRAINED = Stopped "drained", "";
     /// Draining.

@@ -14,6 +14,8 @@ pub mod clock;
 pub mod conn;
 pub mod files;
 mod frames;
+pub mod link;
+mod frames;
 mod log_limit;
 mod login;
 pub mod queue;

@@ -125,7 +125,7 @@ mod tests {
     fn both_drivers_run_timers() {
         for wanted in [IoDriver::Uring, IoDriver::Epoll] {
             let (mut runtime, _) = Runtimes::new(wanted).build().expect("a runtime");
-            runtime.block_on(monoio::time::sleep(Duration::from_millis(2)));
+            runtime.block_on(async { monoio::time::sleep(Duration::from_millis(2)).await });
         }
     }
 

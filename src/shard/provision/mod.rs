@@ -1,0 +1,538 @@
+//! Who owns creation: one provisioner per source finds the topics, makes and grows what is
+//! missing, and says which feeds to run (M3, M8, A5). Pure: answers in, requests out.
+//!
+//! ```text
+//! look up upstream ─▶ look up destination ─▶ enough partitions ─▶ feeds, look again later
+//!   │ missing: wait, create or fail   │ missing: options ─▶ stream ─▶ topic ─▶ look up again
+//!   └─────────────────────────────────┴ too few: add the difference ─▶ look up again
+//! ```
+//! One request is outstanding at a time. A creation is never repeated blindly: whatever came of
+//! it, the next request is a look-up, after `settle` where the outcome is unknown. Partitions
+//! with a saved position get their feeds at once, before any look-up, so that no save of their
+//! shard can lose them; what is absent *then* is the feeds' business and is made again only when
+//! one of them asks ([`Provisioner::ensure`]).
+
+mod options;
+#[cfg(test)]
+mod tests;
+mod topic;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub use self::topic::condition;
+use self::topic::{Link, Step, Topic, failure_words};
+use super::event::{ConnError, Failure};
+use super::reason::{self, Reason};
+use super::snapshot::{Condition, SourceFinding, Status};
+use crate::batch::FeedId;
+use crate::commit::policy::Backoff;
+use crate::config::{
+    ClusterPlan, MirrorPlan, OnDestinationLost, OnMissingUpstream, Partitions, TopicPlan,
+};
+use crate::iggy_wire::{Reply, Request, ServerError, TopicInfo};
+use crate::statefile::FeedState;
+use crate::time::{Millis, Now};
+
+/// Which cluster of the source a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// `from`.
+    Upstream,
+    /// `to`.
+    Downstream,
+}
+
+/// What the provisioner wants next.
+#[derive(Debug)]
+pub enum Next {
+    /// Send this and report with [`Provisioner::answer`].
+    Ask {
+        /// Where to.
+        side: Side,
+        /// What.
+        request: Request,
+    },
+    /// Nothing before this time, unless a feed asks.
+    Sleep(Millis),
+}
+
+/// Why there is no reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No connection: the request was not sent.
+    Unreachable(ConnError),
+    /// Sent, and this came of it.
+    Failed(Failure),
+}
+
+/// A feed to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewFeed {
+    /// Index into the plan's topics.
+    pub topic: usize,
+    /// Partition on both sides.
+    pub partition: u32,
+    /// Newest saved entry.
+    pub saved: Option<FeedState>,
+    /// Starts at its first message (M4).
+    pub late: bool,
+    /// Creation time of the upstream topic.
+    pub upstream_created_at: u64,
+    /// Creation time of the destination topic.
+    pub downstream_created_at: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Run this feed.
+    Add(NewFeed),
+    /// The answer to [`Provisioner::ensure`].
+    Ready {
+        /// Who asked.
+        feed: FeedId,
+        /// Creation time of the destination topic, or why there is none.
+        result: Result<u64, String>,
+    },
+    /// Something to tell once: created, grown, an option left out.
+    Notice(String),
+}
+
+/// Look-ups, creations and feeds of one source.
+pub struct Provisioner {
+    plan: Arc<MirrorPlan>,
+    rng: fastrand::Rng,
+    topics: Vec<Topic>,
+    links: [Link; 2],
+    /// Topic options the destination knows, once asked.
+    catalogue: Option<BTreeSet<String>>,
+    told: BTreeSet<String>,
+    asked: Option<usize>,
+    /// The source ran before: partitions without a saved entry are late.
+    has_history: bool,
+    outputs: Vec<Output>,
+}
+
+impl Provisioner {
+    /// `saved`: newest entry of every feed of this source, from all its files.
+    pub fn new(now: Now, plan: Arc<MirrorPlan>, saved: &[FeedState], seed: u64) -> Provisioner {
+        let backoff = Backoff::new(plan.retry_interval, plan.max_retry_interval);
+        let topics = plan.topics.iter().map(|_| Topic::new(backoff.clone(), now)).collect();
+        let links = [Link::new(backoff.clone()), Link::new(backoff)];
+        let mut provisioner = Provisioner {
+            rng: fastrand::Rng::with_seed(seed),
+            topics,
+            links,
+            catalogue: None,
+            told: BTreeSet::new(),
+            asked: None,
+            has_history: !saved.is_empty(),
+            outputs: Vec::new(),
+            plan,
+        };
+        provisioner.resume(saved);
+        provisioner
+    }
+
+    /// What happened since the last call.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// What keeps a link or a topic from running.
+    pub fn findings(&self) -> Vec<SourceFinding> {
+        let source = &self.plan.key;
+        let finding = |topic, condition: &Condition| SourceFinding {
+            source: source.clone(),
+            topic,
+            condition: condition.clone(),
+        };
+        let links = self.links.iter().filter_map(|link| link.condition.as_ref());
+        let topics = self.plan.topics.iter().zip(&self.topics);
+        links
+            .map(|condition| finding(None, condition))
+            .chain(
+                topics
+                    .filter(|(_, topic)| topic.condition.status != Status::Running)
+                    .map(|(plan, topic)| finding(Some(plan.upstream.clone()), &topic.condition)),
+            )
+            .collect()
+    }
+
+    /// A feed found its destination absent and its policy is to fill it again.
+    pub fn ensure(&mut self, now: Now, topic: usize, feed: FeedId) {
+        let plan = &self.plan;
+        let refusal = if plan.on_destination_lost != OnDestinationLost::Refill {
+            Some("on_destination_lost is not \"refill\"")
+        } else if !plan.auto_create {
+            Some("auto_create = false: the topic has to be created by hand")
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            self.outputs.push(Output::Ready { feed, result: Err(why.into()) });
+            return;
+        }
+        let is_asked = self.asked == Some(topic);
+        if let Some(topic) = self.topics.get_mut(topic) {
+            topic.ensuring.push(feed);
+            // A round under way ends in a look-up of the destination anyway.
+            if !is_asked && !topic.step.changes_something() {
+                topic.step = Step::FindUpstream;
+                topic.due = now.mono;
+            }
+        }
+    }
+
+    /// The next request, or how long there is none. Not to be called with one outstanding.
+    pub fn next(&mut self, now: Now) -> Next {
+        let at = |topic: &Topic| match topic.step {
+            Step::Ended => Millis(u64::MAX),
+            step => topic.due.max(self.links[step.side() as usize].retry_at),
+        };
+        let first = self.topics.iter().enumerate().min_by_key(|(_, topic)| at(topic));
+        match first {
+            Some((index, topic)) if at(topic) <= now.mono => {
+                let (side, request) = (topic.step.side(), self.request(index));
+                self.asked = Some(index);
+                Next::Ask { side, request }
+            }
+            Some((_, topic)) => Next::Sleep(at(topic)),
+            None => Next::Sleep(Millis(u64::MAX)),
+        }
+    }
+
+    /// The end of the request that [`Provisioner::next`] returned.
+    pub fn answer(&mut self, now: Now, answer: Result<Reply, Trouble>) {
+        let Some(index) = self.asked.take() else { return };
+        let step = self.topics[index].step;
+        if !matches!(answer, Err(Trouble::Unreachable(_))) {
+            let link = &mut self.links[step.side() as usize];
+            link.backoff.reset();
+            link.condition = None;
+        }
+        match answer {
+            Ok(reply) => self.replied(now, index, step, reply),
+            Err(Trouble::Unreachable(error)) => self.unreachable(now, index, step.side(), &error),
+            Err(Trouble::Failed(Failure::Refused(code))) => self.refused(now, index, step, code),
+            Err(Trouble::Failed(failure)) => {
+                let detail = format!(
+                    "{}: {}",
+                    step.words(&self.plan.topics[index]),
+                    failure_words(&failure)
+                );
+                let silent = match step.side() {
+                    Side::Upstream => reason::UPSTREAM_UNREACHABLE,
+                    Side::Downstream => reason::DESTINATION_UNREACHABLE,
+                };
+                self.unknown(now, index, step, silent, detail);
+            }
+        }
+    }
+
+    /// Feeds of everything that was saved.
+    fn resume(&mut self, saved: &[FeedState]) {
+        for entry in saved {
+            let is_it = |topic: &TopicPlan| {
+                topic.upstream == entry.upstream && topic.downstream == entry.downstream
+            };
+            let Some(index) = self.plan.topics.iter().position(is_it) else {
+                continue;
+            };
+            let topic = &mut self.topics[index];
+            topic.late = true;
+            topic.downstream_created_at =
+                topic.downstream_created_at.max(entry.downstream_created_at);
+            topic.added.insert(entry.partition);
+            self.outputs.push(Output::Add(NewFeed {
+                topic: index,
+                partition: entry.partition,
+                saved: Some(entry.clone()),
+                late: false,
+                upstream_created_at: entry.upstream_created_at,
+                downstream_created_at: entry.downstream_created_at,
+            }));
+        }
+    }
+
+    fn request(&self, index: usize) -> Request {
+        let TopicPlan { upstream, downstream } = &self.plan.topics[index];
+        let here = &self.topics[index];
+        let name = |name: &crate::batch::TopicName| (name.stream.clone(), name.topic.clone());
+        let ((up_stream, up_topic), (stream, topic)) = (name(upstream), name(downstream));
+        match here.step {
+            Step::FindUpstream | Step::Ended => {
+                Request::Topic { stream: up_stream, topic: up_topic }
+            }
+            Step::CreateUpstreamStream => Request::CreateStream { stream: up_stream },
+            Step::CreateUpstreamTopic => Request::CreateTopic {
+                stream: up_stream,
+                topic: up_topic,
+                partitions: 1,
+                options: Vec::new(),
+            },
+            Step::FindDownstream => Request::Topic { stream, topic },
+            Step::AskOptions => Request::DescribeTopicOptions,
+            Step::CreateStream => Request::CreateStream { stream },
+            Step::CreateTopic => {
+                let none = BTreeSet::new();
+                let known = self.catalogue.as_ref().unwrap_or(&none);
+                let partitions = here.upstream.as_ref().map_or(1, |info| info.partitions_count);
+                let options = here.upstream.as_ref();
+                let options = options.map(|info| options::options_for(info, known).0);
+                let options = options.unwrap_or_default();
+                Request::CreateTopic { stream, topic, partitions: partitions.max(1), options }
+            }
+            Step::Grow { add } => Request::CreatePartitions { stream, topic, add },
+        }
+    }
+
+    fn replied(&mut self, now: Now, index: usize, step: Step, reply: Reply) {
+        match (step, reply) {
+            (Step::FindUpstream, Reply::Topic(Some(info))) => {
+                let topic = &mut self.topics[index];
+                topic.upstream = Some(info);
+                topic.changed = false;
+                topic.go(Step::FindDownstream, now);
+            }
+            (Step::FindUpstream, Reply::Topic(None)) => self.upstream_missing(now, index),
+            (Step::FindDownstream, Reply::Topic(found)) => self.downstream(now, index, found),
+            (Step::AskOptions, Reply::Options(options)) => {
+                self.catalogue = Some(options.into_iter().map(|option| option.key).collect());
+                self.topics[index].go(Step::CreateStream, now);
+            }
+            (step, reply) if step.changes_something() => {
+                drop(reply);
+                self.changed(now, index, step);
+            }
+            (step, _) => {
+                let detail =
+                    format!("{}: a reply of another kind", step.words(&self.plan.topics[index]));
+                self.retry(now, index, reason::NOT_ACCEPTED, detail);
+            }
+        }
+    }
+
+    /// A creation or growth is done, by us or by somebody before us.
+    fn changed(&mut self, now: Now, index: usize, step: Step) {
+        let next = match step {
+            Step::CreateUpstreamStream => Step::CreateUpstreamTopic,
+            Step::CreateStream => Step::CreateTopic,
+            other => other.look_up(),
+        };
+        if matches!(step, Step::CreateUpstreamTopic | Step::CreateTopic | Step::Grow { .. }) {
+            self.topics[index].changed = true;
+            self.tell_change(index, step);
+        }
+        self.topics[index].go(next, now);
+    }
+
+    fn upstream_missing(&mut self, now: Now, index: usize) {
+        let name = &self.plan.topics[index].upstream;
+        let detail = format!("upstream topic {name} does not exist");
+        let topic = &mut self.topics[index];
+        topic.late = true;
+        let created = std::mem::take(&mut topic.changed);
+        // A topic that was copied from is never created again: its history is gone.
+        let policy = match self.plan.on_missing_upstream {
+            _ if !topic.added.is_empty() => OnMissingUpstream::Wait,
+            OnMissingUpstream::Create if created => OnMissingUpstream::Wait,
+            policy => policy,
+        };
+        match policy {
+            OnMissingUpstream::Wait => self.retry(now, index, reason::WAITING_UPSTREAM, detail),
+            OnMissingUpstream::Create => topic.go(Step::CreateUpstreamStream, now),
+            OnMissingUpstream::Fail => {
+                topic.step = Step::Ended;
+                topic.say(reason::MISSING_UPSTREAM, detail, now);
+            }
+        }
+    }
+
+    fn downstream(&mut self, now: Now, index: usize, found: Option<TopicInfo>) {
+        let name = &self.plan.topics[index].downstream;
+        let topic = &mut self.topics[index];
+        let changed = std::mem::take(&mut topic.changed);
+        let Some(info) = found else {
+            let detail = format!("destination topic {name} does not exist");
+            if changed {
+                let detail = format!("{detail} right after it was created");
+                return self.retry(now, index, reason::WAITING_DESTINATION, detail);
+            }
+            if topic.added.is_empty() || !topic.ensuring.is_empty() {
+                if self.plan.auto_create {
+                    let known = self.catalogue.is_some();
+                    topic.go(if known { Step::CreateStream } else { Step::AskOptions }, now);
+                    return;
+                }
+                return self.retry(now, index, reason::WAITING_DESTINATION, detail);
+            }
+            let reason = match self.plan.on_destination_lost {
+                OnDestinationLost::Fail => reason::DESTINATION_LOST,
+                OnDestinationLost::Refill => reason::WAITING_DESTINATION,
+            };
+            return self.retry(now, index, reason, detail);
+        };
+        if topic.is_replaced(&info) && self.plan.on_destination_lost == OnDestinationLost::Fail {
+            let (now_at, known) = (info.created_at, topic.downstream_created_at);
+            let detail = format!(
+                "destination topic {name} was created at {now_at} us, messages were copied to \
+                 the one created at {known} us"
+            );
+            return self.retry(now, index, reason::DESTINATION_LOST, detail);
+        }
+        let wanted = topic.upstream.as_ref().map_or(0, |info| info.partitions_count);
+        let short = wanted.saturating_sub(info.partitions_count);
+        if short == 0 || self.plan.partitions == Partitions::Balanced {
+            return self.found(now, index, &info, wanted);
+        }
+        let have = info.partitions_count;
+        let detail =
+            format!("destination topic {name} has {have} partitions, upstream has {wanted}");
+        if !self.plan.auto_create {
+            self.found(now, index, &info, have);
+            self.topics[index].say(reason::WAITING_DESTINATION, detail, now);
+        } else if changed {
+            self.retry(now, index, reason::WAITING_DESTINATION, detail);
+        } else {
+            topic.go(Step::Grow { add: short }, now);
+        }
+    }
+
+    /// Both sides are there: feeds for the first `partitions` partitions, then rest.
+    fn found(&mut self, now: Now, index: usize, info: &TopicInfo, partitions: u32) {
+        let topic = &mut self.topics[index];
+        let upstream_created_at = topic.upstream.as_ref().map_or(0, |info| info.created_at);
+        for partition in 0..partitions {
+            if topic.added.insert(partition) {
+                self.outputs.push(Output::Add(NewFeed {
+                    topic: index,
+                    partition,
+                    saved: None,
+                    late: self.has_history || topic.late,
+                    upstream_created_at,
+                    downstream_created_at: info.created_at,
+                }));
+            }
+        }
+        for feed in topic.ensuring.drain(..) {
+            self.outputs.push(Output::Ready { feed, result: Ok(info.created_at) });
+        }
+        topic.downstream_created_at = info.created_at;
+        topic.late = true;
+        topic.backoff.reset();
+        topic.step = Step::FindUpstream;
+        topic.due = now.mono + self.plan.discovery_interval;
+        topic.say(reason::RUNNING, String::new(), now);
+    }
+
+    fn refused(&mut self, now: Now, index: usize, step: Step, code: u32) {
+        let error = ServerError { code };
+        if step.changes_something() && (error.is_exists() || error.is_already_applied()) {
+            return self.changed(now, index, step);
+        }
+        if step == Step::AskOptions && error.is_unsupported() {
+            self.catalogue = Some(BTreeSet::new());
+            return self.topics[index].go(Step::CreateStream, now);
+        }
+        let detail = format!("{}: {error}", step.words(&self.plan.topics[index]));
+        if error.is_unknown_outcome() {
+            return self.unknown(now, index, step, reason::NOT_ACCEPTED, detail);
+        }
+        let reason = if error.is_unauthorized() {
+            reason::UNAUTHORIZED
+        } else if error.is_not_accepted() || error.is_unauthenticated() {
+            reason::NOT_ACCEPTED
+        } else if step.changes_something() {
+            reason::CREATE_REFUSED
+        } else {
+            reason::NOT_ACCEPTED
+        };
+        self.retry(now, index, reason, detail);
+    }
+
+    /// Done or not, nobody knows: `settle` passes before the look-up.
+    fn unknown(&mut self, now: Now, index: usize, step: Step, reason: Reason, detail: String) {
+        self.retry(now, index, reason, detail);
+        if step.changes_something() {
+            let settle = self.cluster(step.side()).settle;
+            let topic = &mut self.topics[index];
+            topic.due = topic.due.max(now.mono + settle);
+        }
+    }
+
+    /// The round failed: it starts again later, from the look-ups.
+    fn retry(&mut self, now: Now, index: usize, reason: Reason, detail: String) {
+        let topic = &mut self.topics[index];
+        for feed in topic.ensuring.drain(..) {
+            self.outputs.push(Output::Ready { feed, result: Err(detail.clone()) });
+        }
+        topic.changed = false;
+        topic.step = Step::FindUpstream;
+        topic.due = now.mono + topic.backoff.failed(&mut self.rng);
+        topic.say(reason, detail, now);
+    }
+
+    fn unreachable(&mut self, now: Now, index: usize, side: Side, error: &ConnError) {
+        let reason = match (error, side) {
+            (ConnError::Login { .. }, _) => reason::LOGIN_REFUSED,
+            (ConnError::UntestedServer { .. }, _) => reason::UNTESTED_SERVER,
+            (_, Side::Upstream) => reason::UPSTREAM_UNREACHABLE,
+            (_, Side::Downstream) => reason::DESTINATION_UNREACHABLE,
+        };
+        let detail = error.to_string();
+        let link = &mut self.links[side as usize];
+        link.retry_at = now.mono + link.backoff.failed(&mut self.rng);
+        link.say(reason, detail.clone(), now);
+        if side == Side::Downstream {
+            // It may come back as another server.
+            self.catalogue = None;
+        }
+        let topic = &mut self.topics[index];
+        for feed in topic.ensuring.drain(..) {
+            self.outputs.push(Output::Ready { feed, result: Err(detail.clone()) });
+        }
+        if topic.step != Step::FindUpstream {
+            topic.step = topic.step.look_up();
+        }
+    }
+
+    fn tell_change(&mut self, index: usize, step: Step) {
+        let TopicPlan { upstream, downstream } = &self.plan.topics[index];
+        let here = &self.topics[index];
+        let text = match step {
+            Step::CreateUpstreamTopic => format!(
+                "upstream topic {upstream} was missing and is created with one partition \
+                 (on_missing_upstream = \"create\")"
+            ),
+            Step::Grow { add } => {
+                format!("destination topic {downstream} is grown by {add} partitions")
+            }
+            _ => {
+                let count = here.upstream.as_ref().map_or(1, |info| info.partitions_count);
+                format!("destination topic {downstream} is created with {count} partitions")
+            }
+        };
+        self.outputs.push(Output::Notice(text));
+        let (Step::CreateTopic, Some(info), Some(known)) = (step, &here.upstream, &self.catalogue)
+        else {
+            return;
+        };
+        for key in options::options_for(info, known).1 {
+            if self.told.insert(key.to_owned()) {
+                self.outputs.push(Output::Notice(format!(
+                    "topic option {key} of {upstream} is left out: cluster {} does not know it",
+                    self.plan.to.key
+                )));
+            }
+        }
+    }
+
+    fn cluster(&self, side: Side) -> &ClusterPlan {
+        match side {
+            Side::Upstream => &self.plan.from,
+            Side::Downstream => &self.plan.to,
+        }
+    }
+}

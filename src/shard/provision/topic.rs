@@ -1,0 +1,155 @@
+//! What the provisioner knows of one topic and of the way to one cluster.
+
+use std::collections::BTreeSet;
+
+use super::Side;
+use crate::batch::FeedId;
+use crate::commit::policy::Backoff;
+use crate::config::TopicPlan;
+use crate::iggy_wire::{ServerError, TopicInfo};
+use crate::shard::event::Failure;
+use crate::shard::reason::{self, Reason};
+use crate::shard::snapshot::Condition;
+use crate::time::{Millis, Now};
+
+/// The way to one cluster.
+pub(super) struct Link {
+    pub(super) backoff: Backoff,
+    pub(super) retry_at: Millis,
+    pub(super) condition: Option<Condition>,
+}
+
+pub(super) struct Topic {
+    pub(super) step: Step,
+    pub(super) due: Millis,
+    pub(super) upstream: Option<TopicInfo>,
+    /// Identity the feeds were made for, or saved with; 0 if there are none.
+    pub(super) downstream_created_at: u64,
+    pub(super) added: BTreeSet<u32>,
+    /// Upstream was seen missing, or the first look-up is done: what appears now is late.
+    pub(super) late: bool,
+    /// Created or grown in this round: the look-up that follows must show it.
+    pub(super) changed: bool,
+    pub(super) ensuring: Vec<FeedId>,
+    pub(super) backoff: Backoff,
+    pub(super) condition: Condition,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    FindUpstream,
+    CreateUpstreamStream,
+    CreateUpstreamTopic,
+    FindDownstream,
+    AskOptions,
+    CreateStream,
+    CreateTopic,
+    Grow { add: u32 },
+    Ended,
+}
+
+impl Step {
+    pub(super) fn side(self) -> Side {
+        match self {
+            Step::FindUpstream | Step::CreateUpstreamStream | Step::CreateUpstreamTopic => {
+                Side::Upstream
+            }
+            _ => Side::Downstream,
+        }
+    }
+
+    /// The look-up that tells what came of it.
+    pub(super) fn look_up(self) -> Step {
+        match self.side() {
+            Side::Upstream => Step::FindUpstream,
+            Side::Downstream => Step::FindDownstream,
+        }
+    }
+
+    /// In words, for errors.
+    pub(super) fn words(self, plan: &TopicPlan) -> String {
+        let TopicPlan { upstream, downstream } = plan;
+        match self {
+            Step::FindUpstream | Step::Ended => format!("looking up upstream topic {upstream}"),
+            Step::CreateUpstreamStream | Step::CreateUpstreamTopic => {
+                format!("creating upstream topic {upstream}")
+            }
+            Step::FindDownstream => format!("looking up destination topic {downstream}"),
+            Step::AskOptions => format!("asking which options {downstream} may have"),
+            Step::CreateStream | Step::CreateTopic => {
+                format!("creating destination topic {downstream}")
+            }
+            Step::Grow { add } => {
+                format!("adding {add} partitions to destination topic {downstream}")
+            }
+        }
+    }
+
+    pub(super) fn changes_something(self) -> bool {
+        !matches!(self, Step::FindUpstream | Step::FindDownstream | Step::AskOptions)
+    }
+}
+
+impl Link {
+    pub(super) fn new(backoff: Backoff) -> Link {
+        Link { backoff, retry_at: Millis(0), condition: None }
+    }
+
+    pub(super) fn say(&mut self, reason: Reason, detail: String, now: Now) {
+        let since = self.condition.take().filter(|old| old.reason == reason.code);
+        let since = since.map_or(now.wall.0, |old| old.since);
+        self.condition = Some(Condition { since, ..condition(reason, detail, now) });
+    }
+}
+
+impl Topic {
+    pub(super) fn new(backoff: Backoff, now: Now) -> Topic {
+        Topic {
+            step: Step::FindUpstream,
+            due: now.mono,
+            upstream: None,
+            downstream_created_at: 0,
+            added: BTreeSet::new(),
+            late: false,
+            changed: false,
+            ensuring: Vec::new(),
+            backoff,
+            condition: condition(reason::CONNECTING, String::new(), now),
+        }
+    }
+
+    pub(super) fn go(&mut self, step: Step, now: Now) {
+        self.step = step;
+        self.due = now.mono;
+    }
+
+    pub(super) fn say(&mut self, reason: Reason, detail: String, now: Now) {
+        let since =
+            if self.condition.reason == reason.code && self.condition.status == reason.status {
+                self.condition.since
+            } else {
+                now.wall.0
+            };
+        self.condition = Condition { since, ..condition(reason, detail, now) };
+    }
+
+    pub(super) fn is_replaced(&self, info: &TopicInfo) -> bool {
+        self.downstream_created_at != 0 && self.downstream_created_at != info.created_at
+    }
+}
+
+/// A condition that begins now.
+pub fn condition(reason: Reason, detail: String, now: Now) -> Condition {
+    let Reason { code, status, advice } = reason;
+    Condition { status, reason: code, detail, advice, since: now.wall.0 }
+}
+
+pub(super) fn failure_words(failure: &Failure) -> String {
+    match failure {
+        Failure::Refused(code) => ServerError { code: *code }.to_string(),
+        Failure::TimedOut => "no answer in time".into(),
+        Failure::Lost => "the connection was lost".into(),
+        Failure::TooLarge { size } => format!("a reply of {size} bytes is too large"),
+        Failure::Malformed(why) => why.clone(),
+    }
+}
