@@ -15,7 +15,6 @@ pub mod conn;
 pub mod files;
 mod frames;
 pub mod link;
-mod frames;
 mod log_limit;
 mod login;
 pub mod queue;
