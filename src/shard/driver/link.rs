@@ -45,7 +45,7 @@ impl Link {
             match self.events.next().await {
                 Event::Replied { ticket: seen, result } if seen == ticket => {
                     if let Err(Failure::Refused(code)) = result
-                        && ServerError { code }.is_unauthenticated()
+                        && (ServerError { code }).is_unauthenticated()
                     {
                         self.close().await;
                     }
