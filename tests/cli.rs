@@ -336,7 +336,7 @@ fn reset_sets_the_files_of_one_source_aside_and_deletes_nothing() {
     let names = place.names();
     assert_eq!(names.len(), 4, "{names:?}");
     assert!(names.contains(&"orders-2.0.state".to_owned()));
-    assert!(names.iter().filter(|name| name.contains(".state.reset-")).count() == 2);
+    assert!(names.iter().filter(|name| name.contains(".state.aside-")).count() == 2);
 
     let ran = place.run(&["state", "reset", "--source", "orders", "--yes"]);
     assert_eq!(ran.code, 0);

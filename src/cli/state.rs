@@ -4,7 +4,6 @@
 //! aside under another name instead of deleting them. Neither reads passwords or tokens.
 #![allow(clippy::disallowed_methods)] // an operator's command, no shard runs
 
-use std::fs::File;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -16,6 +15,7 @@ use super::Exit;
 use super::report::{self, table, utc};
 use super::statedir::{self, StateDir};
 use crate::config::{self, Plan};
+use crate::shard::driver::files;
 use crate::statefile::inspect::{FeedReport, FoundFile, SourceReport, report as merge};
 
 /// `tidegate state …`
@@ -223,7 +223,7 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
         let stdin = io::stdin();
         confirm(&args.source, &files, stdin.is_terminal(), &mut stdin.lock())?;
     }
-    let moved = set_aside(dir.path(), &files).map_err(|(path, error)| {
+    let moved = set_aside(&files).map_err(|(path, error)| {
         let message = format!("setting {path} aside failed: {error}; nothing after it was touched");
         Stop::Other(Exit::State, message)
     })?;
@@ -271,27 +271,17 @@ fn confirm(
     refuse("nothing was changed")
 }
 
-/// Gives the files a name that no start reads, then makes that durable.
-fn set_aside(
-    dir: &Path,
-    files: &[FoundFile],
-) -> Result<Vec<(String, String)>, (String, io::Error)> {
+/// Gives the files a name that no start reads.
+fn set_aside(files: &[FoundFile]) -> Result<Vec<(String, String)>, (String, io::Error)> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let mut moved = Vec::new();
-    for file in files {
-        // Never onto a file set aside before: within a second, a number tells them apart.
-        let to = (0..)
-            .map(|n| format!("{}.reset-{}-{n}", file.file, now.as_secs()))
-            .find(|name| !Path::new(name).exists())
-            .unwrap_or_default();
-        std::fs::rename(&file.file, &to).map_err(|error| (file.file.clone(), error))?;
-        moved.push((file.file.clone(), to));
-    }
-    if !moved.is_empty() {
-        let synced = File::open(dir).and_then(|dir| dir.sync_all());
-        synced.map_err(|error| (dir.display().to_string(), error))?;
-    }
-    Ok(moved)
+    // Microseconds: a second reset within a second finds a name that is free.
+    let stamp = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    let aside = |file: &FoundFile| {
+        let to = files::set_aside(Path::new(&file.file), stamp);
+        to.map(|to| (file.file.clone(), to.display().to_string()))
+            .map_err(|error| (file.file.clone(), error))
+    };
+    files.iter().map(aside).collect()
 }
 
 #[cfg(test)]

@@ -1,29 +1,27 @@
-//! The state directory: held by one daemon at a time (S4), and read as a whole.
+//! The state directory as commands see it: held by one daemon at a time (S4), or only read.
 //!
 //! ```text
 //! <state_dir>/lock                     flock, 0600, the holder's process id
 //! <state_dir>/<source>.<shard>.state   see `statefile`
 //! ```
-//! The lock is the kernel's, so it ends with the process however that ends; the file stays.
-//! Opening creates nothing else: a missing directory is more often a wrong path or a missing
-//! mount than a first start.
+//! Opening creates nothing but the lock file: a missing directory is more often a wrong path or a
+//! missing mount than a first start. The files themselves are read by the driver's file layer.
 #![allow(clippy::disallowed_methods)] // start-up and operator commands, before any shard exists
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::statefile::format;
-use crate::statefile::inspect::{FoundFile, StateError, parse_file_name};
+use crate::shard::driver::files::{self, DirLock, LockError};
+use crate::statefile::inspect::{FoundFile, StateError};
 use crate::statefile::store::MODE;
 
 /// A state directory held by this process until dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    /// Holds the lock.
-    _lock: File,
+    _lock: DirLock,
 }
 
 /// Why a state directory cannot be used.
@@ -38,22 +36,16 @@ pub enum StateDirError {
     /// It is something else.
     #[error("state_dir {0:?} is not a directory; name a directory")]
     NotADirectory(PathBuf),
-    /// Another process holds it.
-    #[error(
-        "state_dir {path:?} is held by another daemon ({}); stop it first, or give this one a \
-         state_dir of its own",
-        holder(.pid)
-    )]
-    Held {
-        /// Directory.
-        path: PathBuf,
-        /// Process id in the lock file, if one is there.
-        pid: Option<u32>,
-    },
+    /// Another process holds it, or it cannot be locked.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// It cannot be listed.
+    #[error(transparent)]
+    Unreadable(#[from] StateError),
     /// The kernel says no.
     #[error(
-        "{step} {path:?} failed: {why}; the user that runs tidegate needs to read, write and \
-         enter state_dir"
+        "{step} state_dir {path:?} failed: {why}; the user that runs tidegate needs to read, \
+         write and enter it"
     )]
     Io {
         /// What was tried.
@@ -65,37 +57,11 @@ pub enum StateDirError {
     },
 }
 
-/// Name of the lock file.
-pub const LOCK: &str = "lock";
-
 impl StateDir {
     /// Takes the directory, or says who has it.
     pub fn open(path: &Path) -> Result<StateDir, StateDirError> {
         check_directory(path)?;
-        let lock_path = path.join(LOCK);
-        let failed = |step| move |why| StateDirError::Io { step, path: path.join(LOCK), why };
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(MODE)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&lock_path)
-            .map_err(failed("opening"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let pid = read_pid(&mut lock);
-                return Err(StateDirError::Held { path: path.to_owned(), pid });
-            }
-            Err(TryLockError::Error(why)) => return Err(failed("locking")(why)),
-        }
-        // For people only: the lock itself is in the kernel.
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
-            .map_err(failed("writing"))?;
-        Ok(StateDir { path: path.to_owned(), _lock: lock })
+        Ok(StateDir { path: path.to_owned(), _lock: files::lock(path)? })
     }
 
     /// Where it is.
@@ -109,40 +75,17 @@ impl StateDir {
     }
 }
 
-/// Creates a directory as this program wants it: for its user alone. For `demo` and tests;
-/// `run` never does.
-pub fn create(path: &Path) -> Result<(), StateDirError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|why| StateDirError::Io {
-        step: "creating",
-        path: path.to_owned(),
-        why,
-    })
-}
-
 /// Every state file of a directory, by name, whoever holds it. Each is the old or the new
 /// version of itself, even while a daemon saves.
 pub fn read_files(dir: &Path) -> Result<Vec<FoundFile>, StateDirError> {
     check_directory(dir)?;
-    let failed = |why| StateDirError::Io { step: "listing", path: dir.to_owned(), why };
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        let Some((source, shard)) = name.to_str().and_then(parse_file_name) else { continue };
-        let path = dir.join(&name);
-        let file = path.display().to_string();
-        let state = read_file(&path)
-            .map_err(|why| StateError::Unreadable { file: file.clone(), why: why.to_string() })
-            .and_then(|bytes| Ok(format::decode(&bytes, &file)?));
-        found.push(FoundFile { source: source.into(), shard, file, state });
-    }
-    found.sort_by(|a, b| (&a.source, a.shard).cmp(&(&b.source, b.shard)));
-    Ok(found)
+    Ok(files::read_all(dir)?)
 }
 
 /// Whether this user can make files in the directory: makes one and removes it.
 pub fn probe_writable(dir: &Path) -> Result<(), StateDirError> {
     let path = dir.join(format!("write-probe.{}", std::process::id()));
-    let failed = |why| StateDirError::Io { step: "creating a file in", path: dir.to_owned(), why };
+    let failed = |why| StateDirError::Io { step: "making a file in", path: dir.to_owned(), why };
     OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path).map_err(failed)?;
     std::fs::remove_file(&path).map_err(failed)
 }
@@ -158,32 +101,13 @@ fn check_directory(path: &Path) -> Result<(), StateDirError> {
     }
 }
 
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    // A pipe of that name would block for ever, hence the flag and the look at the type.
-    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn read_pid(lock: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    lock.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
-}
-
-fn holder(pid: &Option<u32>) -> String {
-    pid.map_or_else(|| "process unknown".to_owned(), |pid| format!("process {pid}"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    const LOCK: &str = "lock";
 
     #[test]
     fn a_missing_directory_is_not_created() {
@@ -203,7 +127,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let error = StateDir::open(dir.path()).unwrap_err();
         let this = std::process::id();
-        assert!(matches!(error, StateDirError::Held { pid: Some(pid), .. } if pid == this));
+        assert!(matches!(error, StateDirError::Lock(LockError::Held { .. })), "{error}");
         assert!(error.to_string().contains(&format!("process {this}")), "{error}");
         drop(held);
         StateDir::open(dir.path()).unwrap();
@@ -224,14 +148,15 @@ mod tests {
         let victim = dir.path().join("victim");
         std::fs::write(&victim, "keep").unwrap();
         std::os::unix::fs::symlink(&victim, dir.path().join(LOCK)).unwrap();
-        assert!(matches!(StateDir::open(dir.path()), Err(StateDirError::Io { .. })));
+        let error = StateDir::open(dir.path()).unwrap_err();
+        assert!(matches!(error, StateDirError::Lock(LockError::Unusable { .. })), "{error}");
         assert_eq!(std::fs::read_to_string(victim).unwrap(), "keep");
     }
 
     #[test]
     fn only_state_files_are_read_and_unreadable_ones_are_kept_in_the_picture() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["lock", "orders.0.state.tmp", "orders.0.state.reset-1", "notes.txt"] {
+        for name in ["lock", "orders.0.state.tmp", "orders.0.state.aside-1", "notes.txt"] {
             std::fs::write(dir.path().join(name), "x").unwrap();
         }
         std::fs::create_dir(dir.path().join("orders.1.state")).unwrap();

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use iggy_binary_protocol::batch::{BatchIntegrity, decode_batch_slice_with};
 use iggy_binary_protocol::requests::messages::{RawMessage, SendMessagesEncoder};
 use iggy_binary_protocol::{
-    EvictionReason, WireIdentifier, WireName, WireOptions, WirePartitioning,
+    EvictionReason, WireIdentifier, WireName, WireOptions, WirePartitioning, encode_user_headers,
 };
 
 use super::catalog::{Counters, Partition, Slots, Stream, Topic};
@@ -73,6 +73,9 @@ pub enum ControlError {
     /// No such stream, topic or partition.
     #[error("the broker has no {0}")]
     Unknown(String),
+    /// Not a name or option a server takes.
+    #[error("a server would refuse this: {0}")]
+    Refused(String),
     /// The messages do not fit into one batch.
     #[error("not one batch: {0}")]
     Batch(String),
@@ -195,23 +198,37 @@ impl Control {
 
     /// Creates a topic, and its stream if need be; false when the topic exists.
     pub fn create_topic(&self, stream: &str, topic: &str, partitions: u32) -> bool {
-        let (Ok(stream), Ok(topic)) = (WireName::new(stream), WireName::new(topic)) else {
-            return false;
-        };
+        self.create_topic_with(stream, topic, partitions, &[]).unwrap_or(false)
+    }
+
+    /// Creates a topic with options as text, and its stream if need be; false when the topic
+    /// exists.
+    pub fn create_topic_with(
+        &self,
+        stream: &str,
+        topic: &str,
+        partitions: u32,
+        options: &[(&str, &str)],
+    ) -> Result<bool, ControlError> {
+        let refused =
+            |error: iggy_binary_protocol::WireError| ControlError::Refused(error.to_string());
+        let stream = WireName::new(stream).map_err(refused)?;
+        let topic = WireName::new(topic).map_err(refused)?;
         let mut core = self.core();
+        let mut chosen = TopicOptions::default();
+        chosen
+            .merge(&text_options(options), core.settings.flavour, core.settings.segment_bytes)
+            .map_err(|code| ControlError::Refused(format!("error {code} for {options:?}")))?;
         let now = unix_micros();
-        let fresh =
-            || Stream { created_at: now, options: WireOptions::empty(), topics: Slots::default() };
-        let id = match core.streams.id_of(stream.as_str()) {
-            Some(id) => Some(id),
-            None => core.streams.insert(stream, fresh()),
-        };
+        if core.streams.id_of(stream.as_str()).is_none() {
+            let (options, topics) = (WireOptions::empty(), Slots::default());
+            core.streams.insert(stream.clone(), Stream { created_at: now, options, topics });
+        }
+        let id = core.streams.id_of(stream.as_str());
         let stream = id.and_then(|id| core.streams.get_mut(id));
-        let options = TopicOptions::default();
-        let made = |stream: &mut Stream| {
-            stream.topics.insert(topic, Topic::new(now, partitions, options)).is_some()
-        };
-        stream.is_some_and(made)
+        let made = stream
+            .and_then(|stream| stream.topics.insert(topic, Topic::new(now, partitions, chosen)));
+        Ok(made.is_some())
     }
 
     /// Adds partitions.
@@ -412,6 +429,15 @@ impl Message {
             payload: &self.payload,
         }
     }
+}
+
+fn text_options(options: &[(&str, &str)]) -> WireOptions {
+    const TEXT: u8 = 2;
+    let mut block = BytesMut::new();
+    for (key, value) in options {
+        encode_user_headers(&[(TEXT, key.as_bytes(), TEXT, value.as_bytes())], &mut block);
+    }
+    WireOptions::from_validated(block.freeze())
 }
 
 fn messages_of(records: &Bytes) -> Vec<StoredMessage> {

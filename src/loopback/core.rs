@@ -2,37 +2,21 @@
 //!
 //! `handle` takes one decoded request and the time and returns what to write, when, and whether
 //! to close. Requests of one connection must be handed in in the order they were read.
-//!
-//! Replies differ by where they were decided, as on the real server: *local* ones (reads) carry
-//! the session in `op`, *committed* ones a log position and the cluster id, *denials* a transport
-//! id and no position.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
 use iggy_binary_protocol::requests::messages::PollMessagesRequest;
-use iggy_binary_protocol::requests::users::{LoginRegisterRequest, LoginRegisterWithPatRequest};
-use iggy_binary_protocol::responses::users::LoginRegisterResponse;
-use iggy_binary_protocol::{
-    ClientVersionInfo, EvictionReason, IGGY_PROTOCOL_VERSION, Operation, WireDecode, WireEncode,
-    WireName, is_protocol_compatible,
-};
+use iggy_binary_protocol::{EvictionReason, Operation, WireDecode, WireName, WirePollingStrategy};
 use twox_hash::XxHash3_64;
 
+use super::answer::{Answer, Call, INVALID_FORMAT, UNAUTHENTICATED};
 use super::catalog::{Slots, Stream};
 use super::faults::{Fault, FaultTable, Op, Stage, Subject};
-use super::frame::{Frame, ReplyHead, RequestHead, eviction};
+use super::frame::{Frame, RequestHead, eviction};
 use super::log::Log;
 use super::messages::{LateSend, SendBody, Target, corrupt_checksum, corrupt_message};
-
-/// Replies of metadata operations kept per session, to answer a repeated number.
-const CACHED_REPLIES: usize = 5;
-
-pub(super) const UNAUTHENTICATED: u32 = 40;
-pub(super) const INVALID_COMMAND: u32 = 3;
-pub(super) const INVALID_FORMAT: u32 = 4;
-pub(super) const FEATURE_UNAVAILABLE: u32 = 5;
+use super::session::{Connection, Session};
 
 /// Which server line the broker answers like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,68 +94,6 @@ pub enum Delivery {
     Cut(usize),
 }
 
-/// One connection.
-#[derive(Debug)]
-struct Connection {
-    peer: String,
-    bound: Option<Bound>,
-}
-
-/// Who a connection is logged in as.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bound {
-    pub client: u128,
-    pub session: u64,
-    pub user: u32,
-}
-
-/// A client id's session and the replies it may ask for again.
-#[derive(Debug)]
-struct Session {
-    connection: u64,
-    watermark: u64,
-    replies: VecDeque<(u64, u128, Frame)>,
-}
-
-/// A request on its way, with what is needed to answer it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
-    pub connection: u64,
-    pub head: RequestHead,
-    pub now: u64,
-}
-
-/// A decided reply, before it has a header.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Silence,
-    /// To the client id, or to the transport id when there is no session.
-    Evict(EvictionReason),
-    /// A read: session in `op`.
-    Local {
-        status: u32,
-        body: Vec<Bytes>,
-    },
-    /// Refused at the edge.
-    Denied(u32),
-    /// Committed on the metadata plane, under the operation byte the reply shows.
-    Committed {
-        operation: u8,
-        body: Vec<Bytes>,
-    },
-    /// Decided by a partition.
-    Partition {
-        op: u64,
-        commit: u64,
-        status: u32,
-        body: Vec<Bytes>,
-    },
-    /// Login or its repetition.
-    LoggedIn(Bound),
-    /// A metadata reply given before.
-    Again(Frame),
-}
-
 /// The broker's state.
 #[derive(Debug)]
 pub struct Core {
@@ -181,9 +103,9 @@ pub struct Core {
     pub(super) commit: u64,
     pub(super) faults: FaultTable,
     pub(super) starting_until: u64,
-    connections: HashMap<u64, Connection>,
+    pub(super) connections: HashMap<u64, Connection>,
     last_connection: u64,
-    sessions: HashMap<u128, Session>,
+    pub(super) sessions: HashMap<u128, Session>,
 }
 
 impl Default for Settings {
@@ -236,7 +158,7 @@ impl Inbound {
 pub(super) const REGISTER: u8 = Operation::Register as u8;
 pub(super) const NON_REPLICATED: u8 = Operation::NonReplicated as u8;
 pub(super) const LOGOUT: u8 = Operation::Logout as u8;
-const SEND: u8 = Operation::SendMessages as u8;
+pub(super) const SEND: u8 = Operation::SendMessages as u8;
 const STORE_OFFSET: u8 = Operation::StoreConsumerOffset as u8;
 const DELETE_OFFSET: u8 = Operation::DeleteConsumerOffset as u8;
 const POLL: u32 = iggy_binary_protocol::codes::POLL_MESSAGES_CODE;
@@ -267,7 +189,7 @@ impl Core {
     /// A peer connected; the answer is its transport id.
     pub fn connect(&mut self, peer: String) -> u64 {
         self.last_connection += 1;
-        self.connections.insert(self.last_connection, Connection { peer, bound: None });
+        self.connections.insert(self.last_connection, Connection::new(peer));
         self.last_connection
     }
 
@@ -373,7 +295,7 @@ impl Core {
             }
             Some(Fault::WrongRange { from }) => {
                 if let Action::Poll(Some(poll)) = &mut action {
-                    poll.strategy = iggy_binary_protocol::WirePollingStrategy::offset(from);
+                    poll.strategy = WirePollingStrategy::offset(from);
                 }
             }
             _ => {}
@@ -402,6 +324,7 @@ impl Core {
         let fits = |fault: &Fault| match *fault {
             Fault::CorruptRecord { offset } => corrupt_message(&frame, offset).is_some(),
             Fault::CorruptChecksum => corrupt_checksum(&frame).is_some(),
+            Fault::EmptyConfirmation => frame.is_ok(),
             _ => true,
         };
         match self.faults.take(Stage::Result, subject, fits) {
@@ -472,267 +395,5 @@ impl Core {
             DELETE_OFFSET => self.delete_offset(call, body),
             _ => self.metadata_in_session(call, body),
         }
-    }
-
-    /// Metadata operations are numbered by the session: a repeated number is answered from the
-    /// cache, a forgotten one is refused.
-    fn metadata_in_session(&mut self, call: &Call, body: &[u8]) -> Answer {
-        let Some(bound) = self.bound(call.connection) else { return Answer::Silence };
-        let Some(session) = self.sessions.get(&bound.client) else {
-            return Answer::Evict(EvictionReason::NoSession);
-        };
-        if session.connection != call.connection {
-            return Answer::Evict(EvictionReason::SessionTooLow);
-        }
-        let number = call.head.request;
-        let cached = session.replies.iter().find(|(cached, _, _)| *cached == number);
-        if let Some((_, checksum, frame)) = cached {
-            let reused = call.head.checksum != 0 && *checksum != call.head.checksum;
-            return if reused { Answer::Silence } else { Answer::Again(frame.clone()) };
-        }
-        if number <= session.watermark {
-            return self.rejection(call.head.operation, 59);
-        }
-        let answer = self.metadata(call, body);
-        let committed = matches!(answer, Answer::Committed { .. });
-        let Some(frame) = self.frame(call, answer) else { return Answer::Silence };
-        if let Some(session) = self.sessions.get_mut(&bound.client).filter(|_| committed) {
-            session.watermark = number;
-            session.replies.push_back((number, call.head.checksum, frame.clone()));
-            if session.replies.len() > CACHED_REPLIES {
-                session.replies.pop_front();
-            }
-        }
-        Answer::Again(frame)
-    }
-
-    fn login(&mut self, call: &Call, body: &[u8]) -> Answer {
-        if let Some(bound) = self.bound(call.connection) {
-            return Answer::LoggedIn(bound);
-        }
-        let Ok((version, _)) = ClientVersionInfo::decode(body) else {
-            return Answer::Evict(EvictionReason::MalformedLogin);
-        };
-        if !is_protocol_compatible(version.protocol_version) {
-            return Answer::Evict(EvictionReason::IncompatibleProtocol);
-        }
-        match self.authenticate(body, call.now) {
-            Ok(user) => {
-                self.commit += 1;
-                let client = call.head.client;
-                let bound = Bound { client, session: self.commit, user };
-                let connection = call.connection;
-                let fresh = Session { connection, watermark: 0, replies: VecDeque::new() };
-                self.sessions.insert(client, fresh);
-                if let Some(connection) = self.connections.get_mut(&connection) {
-                    connection.bound = Some(bound);
-                }
-                Answer::LoggedIn(bound)
-            }
-            Err(reason) => Answer::Evict(reason),
-        }
-    }
-
-    /// The password form is tried first, then the token form, as the server does. Secrets are
-    /// compared by encoding what would have been right.
-    fn authenticate(&self, body: &[u8], now: u64) -> Result<u32, EvictionReason> {
-        let password = LoginRegisterRequest::decode(body).ok();
-        if let Some((request, _)) = password.filter(|(_, used)| *used == body.len()) {
-            let right = |(name, secret): &(String, String)| {
-                let password = secret.clone().into();
-                name == request.username.as_str()
-                    && LoginRegisterRequest { password, ..request.clone() }.to_bytes() == body
-            };
-            let user = self.settings.users.iter().position(right);
-            let user = user.and_then(|user| u32::try_from(user).ok());
-            return user.ok_or(EvictionReason::InvalidCredentials);
-        }
-        let token = LoginRegisterWithPatRequest::decode(body).ok();
-        let (request, _) =
-            token.filter(|(_, used)| *used == body.len()).ok_or(EvictionReason::MalformedLogin)?;
-        let right = |(_, _, (secret, expiry)): (u32, &WireName, &(String, u64))| {
-            let token = secret.clone().into();
-            *expiry > now
-                && LoginRegisterWithPatRequest { token, ..request.clone() }.to_bytes() == body
-        };
-        self.tokens.iter().any(right).then_some(0).ok_or(EvictionReason::InvalidToken)
-    }
-
-    fn frame(&self, call: &Call, answer: Answer) -> Option<Frame> {
-        let bound = self.bound(call.connection);
-        let mut head = ReplyHead {
-            checksum: call.head.checksum,
-            client: bound.map_or(call.head.client, |bound| bound.client),
-            commit: self.commit,
-            request: call.head.request,
-            operation: call.head.operation,
-            ..ReplyHead::default()
-        };
-        let cluster = self.settings.cluster;
-        let transport = u128::from(call.connection);
-        match answer {
-            Answer::Silence => None,
-            Answer::Again(frame) => Some(frame),
-            Answer::Evict(reason) => {
-                let login = call.head.operation == REGISTER;
-                let named = login || bound.is_some();
-                let client = if named { head.client } else { transport };
-                Some(eviction(cluster, client, reason))
-            }
-            Answer::Local { status, body } => {
-                head.op = bound.map_or(0, |bound| bound.session);
-                head.status = status;
-                head.commit = if bound.is_some() { head.commit } else { 0 };
-                Some(head.frame(body))
-            }
-            Answer::Denied(status) => {
-                head.client = transport;
-                head.status = status;
-                head.commit = if bound.is_some() { head.commit } else { 0 };
-                Some(head.frame(Vec::new()))
-            }
-            Answer::Committed { operation, body } => {
-                head.cluster = cluster;
-                head.op = self.commit;
-                head.timestamp = call.now;
-                head.operation = operation;
-                Some(head.frame(body))
-            }
-            Answer::Partition { op, commit, status, body } => {
-                head.cluster = cluster;
-                head.client = transport;
-                (head.op, head.commit, head.status) = (op, commit, status);
-                head.timestamp = call.now;
-                Some(head.frame(body))
-            }
-            Answer::LoggedIn(bound) => {
-                (head.op, head.commit) = (bound.session, bound.session);
-                Some(head.frame(vec![self.login_body(bound)]))
-            }
-        }
-    }
-
-    fn login_body(&self, bound: Bound) -> Bytes {
-        let version = WireName::new(self.settings.version.clone());
-        let response = LoginRegisterResponse {
-            user_id: bound.user,
-            session: bound.session,
-            server_protocol_version: IGGY_PROTOCOL_VERSION,
-            server_version: version.expect("the version string is 1 to 255 bytes"),
-        };
-        with_result_section(&response)
-    }
-
-    fn logout_frame(&self, call: &Call, bound: Bound) -> Frame {
-        let head = ReplyHead {
-            checksum: call.head.checksum,
-            client: bound.client,
-            op: bound.session,
-            commit: self.commit,
-            request: call.head.request,
-            operation: call.head.operation,
-            ..ReplyHead::default()
-        };
-        head.frame(Vec::new())
-    }
-
-    /// An error by the road the operation uses: the result section, or the status.
-    fn rejection(&self, operation: u8, code: u32) -> Answer {
-        let framed = (Operation::METADATA_START..SEND).contains(&operation);
-        let transient = matches!(code, 57..=59);
-        if operation == REGISTER || (framed && transient) {
-            Answer::Committed { operation: reply_operation(operation), body: vec![result(code)] }
-        } else if operation == NON_REPLICATED {
-            Answer::Local { status: code, body: Vec::new() }
-        } else {
-            Answer::Denied(code)
-        }
-    }
-
-    fn empty_confirmation(&self, call: &Call) -> Frame {
-        let answer = Answer::Partition { op: 0, commit: 0, status: 0, body: Vec::new() };
-        let mut frame = self.frame(call, answer).unwrap_or_default();
-        frame.answers_send = true;
-        frame
-    }
-
-    /// A copy of the true reply under a number nobody asked with. A confirmation names an offset
-    /// far off, so that taking it for the answer shows.
-    fn stray(&self, call: &Call, operation: u8, truth: &Frame) -> Frame {
-        let head = ReplyHead {
-            cluster: self.settings.cluster,
-            client: u128::from(call.connection),
-            request: call.head.request ^ 0x5a5a_0000_5a5a,
-            operation,
-            ..ReplyHead::default()
-        };
-        let mut body: Vec<Bytes> = truth.pieces.iter().skip(1).cloned().collect();
-        if let Some(confirmation) = body.first_mut().filter(|_| operation == SEND) {
-            let mut bytes = BytesMut::from(confirmation.as_ref());
-            let at = bytes.len().saturating_sub(8);
-            bytes.truncate(at);
-            bytes.put_u64_le(1 << 50);
-            *confirmation = bytes.freeze();
-        }
-        head.frame(body)
-    }
-
-    pub(super) fn bound(&self, connection: u64) -> Option<Bound> {
-        self.connections.get(&connection)?.bound
-    }
-
-    pub(super) fn peers(&self) -> impl Iterator<Item = (u64, &str, Option<Bound>)> {
-        self.connections
-            .iter()
-            .map(|(id, connection)| (*id, connection.peer.as_str(), connection.bound))
-    }
-
-    /// Ends the session as a commit of its own.
-    fn unbind(&mut self, connection: u64) {
-        if self.unbind_silently(connection) {
-            self.commit += 1;
-        }
-    }
-
-    fn unbind_silently(&mut self, connection: u64) -> bool {
-        let bound = self.connections.get_mut(&connection).and_then(|c| c.bound.take());
-        let Some(bound) = bound else { return false };
-        if self.sessions.get(&bound.client).is_some_and(|s| s.connection == connection) {
-            self.sessions.remove(&bound.client);
-        }
-        self.leave_all_groups(connection);
-        true
-    }
-}
-
-/// `count = 0` and the payload.
-pub(super) fn with_result_section(payload: &impl WireEncode) -> Bytes {
-    let mut body = BytesMut::with_capacity(4 + payload.encoded_size());
-    body.put_u32_le(0);
-    payload.encode(&mut body);
-    body.freeze()
-}
-
-/// A result section that says `code`, or success for 0.
-pub(super) fn result(code: u32) -> Bytes {
-    let mut body = BytesMut::with_capacity(12);
-    body.put_u32_le(u32::from(code != 0));
-    if code != 0 {
-        body.put_u32_le(0);
-        body.put_u32_le(code);
-    }
-    body.freeze()
-}
-
-/// The operation byte a committed reply shows.
-pub(super) fn reply_operation(operation: u8) -> u8 {
-    const CREATE_TOPIC: u8 = Operation::CreateTopic as u8;
-    const CREATE_PARTITIONS: u8 = Operation::CreatePartitions as u8;
-    const DELETE_SEGMENTS: u8 = Operation::DeleteSegments as u8;
-    match operation {
-        CREATE_TOPIC => Operation::CreateTopicWithAssignments as u8,
-        CREATE_PARTITIONS => Operation::CreatePartitionsWithAssignments as u8,
-        DELETE_SEGMENTS => Operation::TruncatePartition as u8,
-        other => other,
     }
 }

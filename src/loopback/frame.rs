@@ -130,6 +130,11 @@ impl ReplyHead {
 }
 
 impl Frame {
+    /// True for a reply with status 0.
+    pub fn is_ok(&self) -> bool {
+        self.pieces.first().is_some_and(|header| header[216..220] == [0; 4])
+    }
+
     /// The bytes as one piece.
     pub fn to_vec(&self) -> Vec<u8> {
         self.pieces.concat()

@@ -44,7 +44,7 @@ fn settings(frames: &BTreeMap<u32, (String, Vec<u8>)>) -> Settings {
         version: "0.9.0-edge.5".to_owned(),
         flavour: Flavour::Edge5,
         cluster: u128::from_le_bytes(number_at(&frames[&14].1, 32)),
-        port: u16::from_le_bytes(number_at(&frames[&12].1, 256 + 46)),
+        port: u16::from_le_bytes(number_at(&frames[&12].1, 256 + 45)),
         ..Settings::default()
     }
 }

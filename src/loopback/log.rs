@@ -336,3 +336,142 @@ fn batch_checksum(header: &BatchHeader, checksums: &[u8]) -> u64 {
     hasher.write(checksums);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use iggy_binary_protocol::batch::decode_batch_slice;
+
+    use super::super::testing::batch;
+    use super::*;
+
+    /// Ids of a record's messages are their offsets plus 1, if nobody tampers with them.
+    fn log(counts: &[u32]) -> Log {
+        let mut log = Log::default();
+        for (index, &count) in counts.iter().enumerate() {
+            let batch = batch(log.next() + 1, count);
+            log.append(batch, 3, 1000 + index as u64, 500);
+        }
+        log
+    }
+
+    /// (base offset, offset, id) of every message, each record verified in full.
+    fn messages(found: &Found) -> Vec<(u64, u64, u128)> {
+        let bytes = found.pieces.concat();
+        let mut messages = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let batch = decode_batch_slice(&bytes[at..]).expect("a record that verifies");
+            assert_eq!(batch.header.partition_id, 3);
+            at += batch.header.total_size();
+            let base = batch.header.base_offset;
+            let first = messages.len();
+            messages.extend(
+                batch.iter().map(|m| (base, base + u64::from(m.header.offset_delta), m.header.id)),
+            );
+            assert_eq!(messages.len() - first, batch.header.message_count as usize);
+        }
+        messages
+    }
+
+    #[test]
+    fn every_slice_holds_exactly_the_messages_asked_for() {
+        let log = log(&[3, 1, 6, 2]);
+        let bases = [0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 10, 10];
+        for from in 0..14 {
+            for count in 0..14 {
+                let found = log.read(from, count);
+                let end = (from + u64::from(count)).min(12).max(from);
+                let expected: Vec<_> = (from..end)
+                    .map(|offset| (bases[offset as usize], offset, u128::from(offset) + 1))
+                    .collect();
+                assert_eq!(messages(&found), expected, "from {from} count {count}");
+                assert_eq!(found.count as usize, expected.len());
+                assert_eq!(found.last, expected.last().map(|(_, offset, _)| *offset));
+            }
+        }
+    }
+
+    #[test]
+    fn whole_records_go_out_by_reference() {
+        let log = log(&[2, 2]);
+        let (one, two) = (log.read(0, 4), log.read(0, 4));
+        assert_eq!(one.pieces.len(), 2);
+        let same = one.pieces.iter().zip(&two.pieces).all(|(a, b)| a.as_ptr() == b.as_ptr());
+        assert!(same);
+    }
+
+    #[test]
+    fn a_head_cut_batch_sent_on_unchanged_damages_the_log_as_on_a_server() {
+        let source = log(&[6]);
+        let cut = source.read(2, 3).pieces.concat();
+        let mut target = log(&[18]);
+        let verified = VerifiedBatch::check(cut, 0).expect("cut records verify");
+        assert_eq!(target.append(verified, 3, 2000, u64::MAX), 18);
+        target.append(batch(100, 1), 3, 2001, u64::MAX);
+        let offsets: Vec<_> = messages(&target.read(18, 9)).iter().map(|m| m.1).collect();
+        assert_eq!(offsets, [20, 21, 22, 21]);
+        let reread: Vec<_> = messages(&target.read(21, 9)).iter().map(|m| m.1).collect();
+        assert_eq!(reread, [21]);
+    }
+
+    #[test]
+    fn timestamps_find_the_first_record_of_their_time() {
+        let log = log(&[3, 1, 6]);
+        let starts = [(0, 0), (1000, 0), (1001, 3), (1002, 4), (1003, 10)];
+        for (timestamp, offset) in starts {
+            assert_eq!(log.offset_at(timestamp), offset);
+        }
+    }
+
+    #[test]
+    fn retention_drops_sealed_segments_only() {
+        let mut log = log(&[3, 1, 6, 2]);
+        assert_eq!(log.segments(), 3);
+        assert_eq!(log.drop_segments(9), 2);
+        assert_eq!((log.earliest(), log.next()), (10, 12));
+        assert_eq!(messages(&log.read(0, 9)).len(), 2);
+        assert_eq!(log.bytes(), log.read(0, 9).pieces.concat().len() as u64);
+        assert_eq!(log.drop_segments(1), 0);
+    }
+
+    #[test]
+    fn retention_by_offset_keeps_the_record_it_lies_in() {
+        let mut log = log(&[3, 1, 6, 2]);
+        log.retain_from(5);
+        assert_eq!((log.earliest(), log.messages()), (4, 8));
+        log.retain_from(99);
+        assert_eq!((log.earliest(), log.next(), log.bytes()), (12, 12, 0));
+        assert_eq!(log.append(batch(13, 1), 3, 5000, 600), 12);
+    }
+
+    #[test]
+    fn a_lost_tail_is_given_out_again() {
+        for lost in 0..14 {
+            let mut log = log(&[3, 1, 6, 2]);
+            log.lose_tail(lost);
+            let left = 12u64.saturating_sub(lost);
+            assert_eq!(log.next(), left, "lost {lost}");
+            let kept = messages(&log.read(0, 99));
+            assert_eq!(kept.len() as u64, left);
+            assert_eq!(log.bytes(), log.read(0, 99).pieces.concat().len() as u64);
+            assert_eq!(log.append(batch(500, 2), 3, 9000, 600), left);
+            assert_eq!(messages(&log.read(left, 9)).iter().map(|m| m.2).next(), Some(500));
+        }
+    }
+
+    #[test]
+    fn every_flipped_byte_of_a_batch_is_refused() {
+        let VerifiedBatch { buffer, .. } = batch(1, 2);
+        for at in 0..buffer.len() {
+            let mut flipped = buffer.clone();
+            flipped[at] ^= 1;
+            assert!(VerifiedBatch::check(flipped, 0).is_err(), "byte {at}");
+        }
+        for end in 0..buffer.len() {
+            assert!(VerifiedBatch::check(buffer[..end].to_vec(), 0).is_err(), "cut at {end}");
+        }
+        let mut longer = buffer.clone();
+        longer.push(0);
+        assert_eq!(VerifiedBatch::check(longer, 0).err(), Some(BatchError::Layout));
+    }
+}

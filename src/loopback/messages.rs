@@ -16,8 +16,9 @@ use iggy_binary_protocol::{
     WirePollingStrategy,
 };
 
+use super::answer::{Answer, Call, INVALID_COMMAND, local_status, result};
 use super::catalog::{ConsumerKey, Partition, Topic};
-use super::core::{Action, Answer, Call, Core, Flavour, INVALID_COMMAND, POLL_ON_PRIMARY, result};
+use super::core::{Action, Core, Flavour, POLL_ON_PRIMARY};
 use super::faults::Op;
 use super::frame::Frame;
 use super::log::{BatchError, VerifiedBatch};
@@ -432,10 +433,6 @@ fn polled(partition: u32, current: u64, count: u32, pieces: Vec<Bytes>) -> Answe
     body.push(head.to_bytes());
     body.extend(pieces);
     Answer::Local { status: 0, body }
-}
-
-pub(super) fn local_status(status: u32) -> Answer {
-    Answer::Local { status, body: Vec::new() }
 }
 
 fn done(partition: &mut Partition) -> Answer {

@@ -10,6 +10,7 @@
 //! one lock. The core is pure; time comes in as an argument. It owns no client behaviour and no
 //! durability: what a crash would lose is lost on request ([`Restart`]).
 
+mod answer;
 mod catalog;
 mod control;
 pub mod core;
@@ -22,7 +23,13 @@ mod messages;
 mod metadata;
 mod options;
 mod outbox;
+mod query;
 mod server;
+mod session;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use iggy_binary_protocol::EvictionReason;
 

@@ -26,7 +26,9 @@ const PIECES_PER_WRITE: usize = 512;
 /// Stops everything at the door while the broker is paused.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    paused: Mutex<bool>,
+    /// Read without the lock by those who pass; changed under it.
+    paused: AtomicBool,
+    lock: Mutex<()>,
     changed: Condvar,
 }
 
@@ -35,7 +37,10 @@ pub(super) struct Gate {
 pub(super) struct Link {
     socket: TcpStream,
     outbox: Mutex<Outbox>,
-    changed: Condvar,
+    /// For the second thread: something waits, or the connection closed.
+    work: Condvar,
+    /// For those who want to write: the one who did is done.
+    turn: Condvar,
     closed: AtomicBool,
     unacked_sends: AtomicUsize,
 }
@@ -45,6 +50,8 @@ struct Outbox {
     timed: Vec<Timed>,
     held: VecDeque<Frame>,
     busy: bool,
+    /// Threads waiting for `busy` to end; without one nobody is woken.
+    waiting: usize,
 }
 
 #[derive(Debug)]
@@ -56,21 +63,26 @@ struct Timed {
 
 impl Gate {
     pub(super) fn set(&self, paused: bool) {
-        *lock(&self.paused) = paused;
+        let held = lock(&self.lock);
+        self.paused.store(paused, Ordering::Release);
+        drop(held);
         self.changed.notify_all();
     }
 
     /// Returns when the broker is not paused or `give_up` says so.
     pub(super) fn pass(&self, give_up: impl Fn() -> bool) {
-        let mut paused = lock(&self.paused);
-        while *paused && !give_up() {
-            paused = self.changed.wait(paused).unwrap_or_else(PoisonError::into_inner);
+        if !self.paused.load(Ordering::Acquire) {
+            return;
+        }
+        let mut held = lock(&self.lock);
+        while self.paused.load(Ordering::Acquire) && !give_up() {
+            held = self.changed.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Lets waiters look at their reason to give up.
     pub(super) fn nudge(&self) {
-        drop(lock(&self.paused));
+        drop(lock(&self.lock));
         self.changed.notify_all();
     }
 }
@@ -80,7 +92,8 @@ impl Link {
         Link {
             socket,
             outbox: Mutex::new(Outbox::default()),
-            changed: Condvar::new(),
+            work: Condvar::new(),
+            turn: Condvar::new(),
             closed: AtomicBool::new(false),
             unacked_sends: AtomicUsize::new(0),
         }
@@ -108,36 +121,37 @@ impl Link {
         let outbox = lock(&self.outbox);
         self.closed.store(true, Ordering::Release);
         drop(outbox);
-        self.changed.notify_all();
+        self.work.notify_all();
+        self.turn.notify_all();
         // The peer may have closed first.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Takes a frame over. An error means that the connection is of no more use.
     pub(super) fn deliver(&self, gate: &Gate, frame: Frame, delivery: Delivery) -> io::Result<()> {
-        let wait = |due, trickle| Timed { due, frame: frame.clone(), trickle };
+        let mut trickle = None;
+        let mut due = Instant::now();
         match delivery {
             Delivery::Now => return self.write_in_turn(gate, &frame, None),
             Delivery::Cut(after) => {
-                let cut = cut(&frame, after);
-                self.write_in_turn(gate, &cut, None)?;
+                self.write_in_turn(gate, &cut(&frame, after), None)?;
                 self.close();
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
-            Delivery::After(delay) => {
-                lock(&self.outbox).timed.push(wait(Instant::now() + delay, None));
+            Delivery::After(delay) => due += delay,
+            Delivery::Trickle(piece, every) => trickle = Some((piece, every)),
+            Delivery::Hold => {
+                let mut outbox = lock(&self.outbox);
+                outbox.held.push_back(frame);
+                return outbox.bounded();
             }
-            Delivery::Trickle(piece, every) => {
-                lock(&self.outbox).timed.push(wait(Instant::now(), Some((piece, every))));
-            }
-            Delivery::Hold => lock(&self.outbox).held.push_back(frame),
         }
-        self.changed.notify_all();
-        let outbox = lock(&self.outbox);
-        if outbox.timed.len() + outbox.held.len() > WAITING_LIMIT {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        Ok(())
+        let mut outbox = lock(&self.outbox);
+        outbox.timed.push(Timed { due, frame, trickle });
+        let bounded = outbox.bounded();
+        drop(outbox);
+        self.work.notify_all();
+        bounded
     }
 
     /// Lets held replies go, in their order; how many there were.
@@ -148,7 +162,7 @@ impl Link {
         let count = held.len();
         outbox.timed.extend(held.into_iter().map(|frame| Timed { due, frame, trickle: None }));
         drop(outbox);
-        self.changed.notify_all();
+        self.work.notify_all();
         count
     }
 
@@ -164,12 +178,12 @@ impl Link {
             let now = Instant::now();
             let next = (0..outbox.timed.len()).min_by_key(|&index| outbox.timed[index].due);
             let Some(next) = next else {
-                outbox = self.changed.wait(outbox).unwrap_or_else(PoisonError::into_inner);
+                outbox = self.work.wait(outbox).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let due = outbox.timed[next].due;
             if due > now {
-                let waited = self.changed.wait_timeout(outbox, due - now);
+                let waited = self.work.wait_timeout(outbox, due - now);
                 outbox = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
@@ -191,8 +205,10 @@ impl Link {
     ) -> io::Result<()> {
         gate.pass(|| self.is_closed());
         let mut outbox = lock(&self.outbox);
-        while outbox.busy {
-            outbox = self.changed.wait(outbox).unwrap_or_else(PoisonError::into_inner);
+        while outbox.busy && !self.is_closed() {
+            outbox.waiting += 1;
+            outbox = self.turn.wait(outbox).unwrap_or_else(PoisonError::into_inner);
+            outbox.waiting -= 1;
         }
         if self.is_closed() {
             return Err(io::ErrorKind::NotConnected.into());
@@ -206,8 +222,13 @@ impl Link {
         if written.is_ok() && frame.answers_send {
             self.unacked_sends.fetch_sub(1, Ordering::AcqRel);
         }
-        lock(&self.outbox).busy = false;
-        self.changed.notify_all();
+        let mut outbox = lock(&self.outbox);
+        outbox.busy = false;
+        let waiting = outbox.waiting > 0;
+        drop(outbox);
+        if waiting {
+            self.turn.notify_one();
+        }
         written
     }
 
@@ -240,9 +261,18 @@ impl Link {
                 if left.is_zero() || self.is_closed() {
                     break;
                 }
-                let waited = self.changed.wait_timeout(outbox, left);
+                let waited = self.work.wait_timeout(outbox, left);
                 outbox = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
+        }
+        Ok(())
+    }
+}
+
+impl Outbox {
+    fn bounded(&self) -> io::Result<()> {
+        if self.timed.len() + self.held.len() > WAITING_LIMIT {
+            return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! Every test ends in the same oracle: both sides hold the same messages in the same order, or
 //! the feed stopped with the reason that the documents promise.
 
+mod random;
 mod world;
 
 use std::sync::Arc;
@@ -184,13 +185,14 @@ fn a_late_append_within_settle_is_waited_for() {
 #[test]
 fn a_late_append_beyond_settle_is_detected() {
     let mut w = world(1);
+    w.write(true, 0, 0, 10);
     w.start(1);
-    w.until("running", |w| w.feed(0).condition.status == Status::Running);
+    w.until("copied", |w| copied(w, 0, 10));
     let late = Fault::LateAppend { after: Duration::from_millis(3500) };
     w.down.core.faults().set(late, Scope::sends(), Times::Next(1));
-    w.write(true, 0, 0, 10);
-    w.run(8 * SECOND);
     w.write(true, 0, 10, 10);
+    w.run(8 * SECOND);
+    w.write(true, 0, 20, 10);
     w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
     assert_eq!(w.feed(0).condition.reason, "diverged");
 }

@@ -533,7 +533,8 @@ impl World {
         Now { mono: Millis(self.now), wall: UnixMicros(self.wall()) }
     }
 
-    fn wall(&self) -> u64 {
+    /// Wall time, microseconds.
+    pub fn wall(&self) -> u64 {
         EPOCH + self.now * 1000
     }
 }

@@ -27,12 +27,12 @@ use self::faults::Verdict;
 pub use self::faults::{FAULTS_ENV, FaultRuleError, FileFaults};
 use crate::statefile::format::{BLOCK, decode};
 use crate::statefile::inspect::{FoundFile, StateError, parse_file_name};
-use crate::statefile::store::{Errno, Op, Save, SaveError};
+use crate::statefile::store::{Errno, MODE, Op, Save, SaveError};
 
 /// A larger file is not ours: ten thousand feeds with all their gap records fill a tenth of it.
 const MAX_FILE_LEN: u64 = 1 << 30;
 /// Locked by the daemon that owns the directory.
-const LOCK_FILE: &str = "tidegate.lock";
+const LOCK_FILE: &str = "lock";
 
 /// A state directory and whether it takes `O_DIRECT`. One per daemon, so that the fallback is
 /// logged once.
@@ -169,6 +169,9 @@ pub fn lock(dir: &Path) -> Result<DirLock, LockError> {
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(MODE)
+        // A link of that name would have us truncate a file elsewhere.
+        .custom_flags(libc::O_NOFOLLOW)
         .open(dir.join(LOCK_FILE))
         .map_err(unusable)?;
     match file.try_lock() {

@@ -39,7 +39,7 @@ impl Feed {
                 "the destination ends at offset {end}, below offset {} where this copy began",
                 self.map.pieces().first().map_or(0, target)
             );
-            return self.fail(ctx, reason::DIVERGED, detail);
+            return self.diverged(ctx, detail);
         };
         let ours_from = self.map.pieces().first().map_or(0, target);
         if end == ours_from {
@@ -101,7 +101,7 @@ impl Feed {
                     "upstream offset {} and destination offset {there} hold different messages",
                     message.offset
                 );
-                return self.fail(ctx, reason::DIVERGED, detail);
+                return self.diverged(ctx, detail);
             }
             equal = Some(message.offset);
         }
@@ -184,13 +184,26 @@ impl Feed {
             return self.compared(ctx, compare, last);
         }
         let detail = format!("destination offset {at} does not hold the message saved for it");
-        self.fail(ctx, reason::DIVERGED, detail);
+        self.diverged(ctx, detail);
+    }
+
+    /// The sides differ. A stop is for ever, so a second look on new connections must agree.
+    pub(super) fn diverged(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        if self.diverged_once {
+            return self.fail(ctx, reason::DIVERGED, detail);
+        }
+        self.diverged_once = true;
+        self.error(detail);
+        ctx.conns.close(self.up, ctx.out);
+        ctx.conns.close(self.down, ctx.out);
+        self.restart_resume(ctx);
     }
 
     /// Both sides agree: `compare.position` is where the copy goes on.
     fn compared(&mut self, ctx: &mut Ctx<'_>, compare: Compare, last: Option<Fingerprint>) {
         let Compare { end, position, .. } = compare;
         self.short_log = None;
+        self.diverged_once = false;
         if let Some(lost) = self.lost_send.take() {
             match self.writer.looked(position, lost) {
                 Suspicion::None | Suspicion::Halved(_) => {}

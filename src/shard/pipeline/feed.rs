@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::budget::{Budget, Holding};
 use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
+use super::locate::Found;
 use super::watch::ASLEEP;
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;
@@ -46,7 +47,7 @@ pub(super) enum Stage {
     /// Asked where the destination ends.
     Tail,
     /// Asked where the first start begins; the destination ends at `end`.
-    Locating { end: u64 },
+    Locating { end: u64, found: Option<Found> },
     /// Comparing the last messages of both sides.
     Comparing(Compare),
     /// What was decided is being saved; then the copy goes on.
@@ -119,11 +120,14 @@ pub(super) struct Feed {
     pub large: LargeSlot,
     /// Since when the destination ends below what it acked, and at which offset.
     pub short_tail: Option<(Millis, u64)>,
+    /// A comparison failed once; a second look decides.
+    pub diverged_once: bool,
     /// Since when the upstream log is shorter than what was copied.
     pub short_log: Option<Millis>,
     pub upstream_created_at: u64,
     pub upstream_messages: u64,
     pub downstream_created_at: u64,
+    pub downstream_messages: u64,
     pub backoff: Backoff,
     pub draining: bool,
     pub durable_position: u64,
@@ -174,10 +178,12 @@ impl Feed {
             wide: false,
             large: LargeSlot::None,
             short_tail: None,
+            diverged_once: false,
             short_log: None,
             upstream_created_at: spec.upstream_created_at,
             upstream_messages: 0,
             downstream_created_at: spec.downstream_created_at,
+            downstream_messages: 0,
             backoff: Backoff::new(plan.retry_interval, plan.max_retry_interval),
             draining: false,
             durable_position,

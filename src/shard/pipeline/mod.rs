@@ -11,6 +11,7 @@ pub mod budget;
 mod compare;
 pub mod conns;
 mod feed;
+mod locate;
 mod resume;
 mod stream;
 mod watch;

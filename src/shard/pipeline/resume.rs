@@ -15,8 +15,8 @@ use super::budget::LARGE_SLOT;
 use super::compare::COMPARE_BYTES;
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, LargeSlot, Restart, Stage};
-use crate::batch::{Fingerprint, OffsetMap};
-use crate::config::{InitialOffset, OnDestinationLost, OnHistoryChanged, OnNonemptyDestination};
+use crate::batch::Fingerprint;
+use crate::config::{OnDestinationLost, OnHistoryChanged};
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
 use crate::shard::event::{Command, Failure, ToControl};
@@ -150,6 +150,8 @@ impl Feed {
                 return;
             }
         }
+        let row = info.partitions.iter().find(|row| row.id == self.spec.partition);
+        self.downstream_messages = row.map_or(0, |row| row.messages_count);
         self.downstream_created_at = info.created_at;
         self.identified_one(ctx, false);
     }
@@ -210,20 +212,21 @@ impl Feed {
             Some(last) => last.next_offset(),
             None => end_of_empty_reply(polled),
         };
-        if !self.started || self.restart != Restart::No {
-            return self.locate(ctx, end);
-        }
-        let known = self.map.downstream(self.entry.position).unwrap_or(0);
-        if end < known && !self.short_tail_stays(ctx, end, known) {
+        let fresh = !self.started || self.restart != Restart::No;
+        let known = if fresh { 0 } else { self.map.downstream(self.entry.position).unwrap_or(0) };
+        if !self.tail_is_believed(ctx, end, known) {
             return;
         }
         self.short_tail = None;
+        if fresh {
+            return self.locate(ctx, end);
+        }
         if end > known && self.clean {
             let detail = format!(
                 "the destination ends at offset {end}, but an orderly stop left it at {known}: \
                  somebody else wrote there"
             );
-            return self.fail(ctx, reason::DIVERGED, detail);
+            return self.diverged(ctx, detail);
         }
         self.compare(ctx, end);
     }
@@ -239,96 +242,32 @@ impl Feed {
         }
     }
 
-    /// True once a lower end was seen for long enough to be believed: `settle` for a log that
-    /// still has messages, `reset_grace` for one that says it is empty.
-    fn short_tail_stays(&mut self, ctx: &mut Ctx<'_>, end: u64, known: u64) -> bool {
+    /// False while the end may be a passing one. A lower end than the known one is believed
+    /// after `settle`, an empty log after `reset_grace` where messages were acked or the topic
+    /// counts some, and after `settle` where a send may have landed behind it.
+    fn tail_is_believed(&mut self, ctx: &mut Ctx<'_>, end: u64, known: u64) -> bool {
+        let plan = &self.spec.plan;
+        let wait = if end == 0 && (known > 0 || self.downstream_messages > 0) {
+            plan.reset_grace
+        } else if end < known || (end == 0 && self.lost_send.is_some()) {
+            plan.to.settle
+        } else {
+            return true;
+        };
         let now = ctx.now.mono;
         let since = match self.short_tail {
             Some((since, at)) if at == end => since,
             _ => now,
         };
         self.short_tail = Some((since, end));
-        let plan = &self.spec.plan;
-        let wait = if end == 0 { plan.reset_grace } else { plan.to.settle };
         if now.since(since) >= wait {
             return true;
         }
-        let detail = format!("the destination ends at offset {end}, acked were {known}");
+        let detail = format!(
+            "the destination ends at offset {end}; acked were {known}, the topic counts {}",
+            self.downstream_messages
+        );
         self.say(reason::DESTINATION_NOT_READY, detail, ctx.now);
-        self.round += 1;
-        self.stage = Stage::Held { until: now + LOOK_AGAIN };
-        false
-    }
-
-    fn locate(&mut self, ctx: &mut Ctx<'_>, end: u64) {
-        let foreign = end > 0 && !self.is_balanced() && self.restart != Restart::History;
-        if foreign && self.spec.plan.on_nonempty_destination == OnNonemptyDestination::Fail {
-            let detail = format!(
-                "destination {} partition {} already ends at offset {end} and nothing is known \
-                 of how its messages came there",
-                self.topic().downstream,
-                self.spec.partition
-            );
-            return self.fail(ctx, reason::NONEMPTY_DESTINATION, detail);
-        }
-        self.stage = Stage::Locating { end };
-        let first = self.spec.late || self.restart != Restart::No;
-        let from = match self.spec.plan.initial_offset {
-            _ if first => PollFrom::First,
-            InitialOffset::Earliest => PollFrom::First,
-            InitialOffset::Latest => PollFrom::Last,
-            InitialOffset::At(offset) => PollFrom::Offset(offset),
-        };
-        let poll = self.poll(&self.topic().upstream, from, 1);
-        self.request(ctx, poll, Purpose::Locate, self.compare_limit());
-    }
-
-    /// Where a first start begins.
-    pub(super) fn located(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
-        let Stage::Locating { end } = self.stage else { return };
-        let Some(records) = self.readable(ctx, polled) else { return };
-        let at_start = self.spec.late || self.restart != Restart::No;
-        let initial = self.spec.plan.initial_offset;
-        let start = match (records.first(), initial) {
-            (Some(last), InitialOffset::Latest) if !at_start => last.next_offset(),
-            (Some(first), _) => first.first_offset(),
-            (None, _) => {
-                let log_end = end_of_empty_reply(polled);
-                let beyond = matches!(initial, InitialOffset::At(n) if !at_start && n >= log_end);
-                if !beyond && (log_end > 0 || self.upstream_messages > 0) && !self.log_stays(ctx) {
-                    return;
-                }
-                match initial {
-                    InitialOffset::At(n) if beyond => n,
-                    _ => log_end,
-                }
-            }
-        };
-        self.short_log = None;
-        let again = self.started;
-        self.map = OffsetMap::starting(start, end);
-        if again {
-            self.new_epoch();
-        }
-        self.started = true;
-        self.barrier_owed = true;
-        self.restart = Restart::No;
-        self.entry.position = start;
-        self.entry.last = None;
-        self.entry.upstream_created_at = self.upstream_created_at;
-        self.entry.downstream_created_at = self.downstream_created_at;
-        self.settled(ctx, start, None, end);
-    }
-
-    /// True once an upstream log that holds messages has answered none for `reset_grace`.
-    fn log_stays(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let now = ctx.now.mono;
-        let since = *self.short_log.get_or_insert(now);
-        if now.since(since) >= self.spec.plan.reset_grace {
-            return true;
-        }
-        let detail = "the upstream log answers no message although it has some; it may be starting";
-        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
         self.round += 1;
         self.stage = Stage::Held { until: now + LOOK_AGAIN };
         false
