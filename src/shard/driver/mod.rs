@@ -12,15 +12,19 @@
 
 pub mod clock;
 pub mod conn;
+pub mod control;
 pub mod files;
 mod frames;
-pub mod link;
+mod link;
 mod log_limit;
 mod login;
+mod notify;
+mod provisioning;
 pub mod queue;
 pub mod resolve;
 pub mod runtime;
 pub mod shard;
+pub mod signals;
 mod socket;
 mod traffic;
 pub mod wake;
