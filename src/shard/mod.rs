@@ -5,10 +5,12 @@
 
 pub mod driver;
 pub mod event;
+pub mod large_slot;
 pub mod mailbox;
 pub mod pin;
 pub mod pipeline;
 pub mod placement;
 pub mod provision;
 pub mod reason;
+pub mod saved;
 pub mod snapshot;

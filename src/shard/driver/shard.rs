@@ -337,8 +337,10 @@ impl<D: Decide> Shard<D> {
         .await;
     }
 
-    /// Closes every connection and waits, not for ever, until they and the saves are done.
+    /// Shows the last state, closes every connection and waits, not for ever, until they and the
+    /// saves are done.
     async fn end(mut self) {
+        self.publish(self.clock.now());
         for conn in self.conns.values() {
             conn.close();
         }

@@ -1,0 +1,531 @@
+//! The control thread: starts and stops the shards, and owns what they must not share.
+//!
+//! ```text
+//! stop bell ─┐                        ┌─▶ shard letters: AddFeed, Drain, …
+//! letters ───┼─▶ control thread ──────┤
+//! answers ───┘   (epoll, never blocks)└─▶ publish: snapshots and findings
+//! ```
+//! One task per source runs its provisioner ([`super::provisioning`]). Order of an end: drain all
+//! shards, at most `drain_timeout`; stop them, at most [`STOP_TIMEOUT`]; report. A shard that
+//! fails takes the daemon down in the same order: a broken invariant is not to be outlived.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::clock::{Clock, wall};
+use super::files::{FileFaults, StateDir, set_aside};
+use super::notify::Notify;
+use super::provisioning;
+use super::resolve::{Resolver, ResolverThread};
+use super::runtime::{IoDriver, Runtimes};
+use super::shard::{self, ShardStart};
+use super::signals::StopBell;
+use super::wake::{Listener, listen};
+use crate::batch::FeedId;
+use crate::config::{MirrorPlan, Plan, Shards};
+use crate::shard::event::{FeedSpec, FromControl, ToControl};
+use crate::shard::large_slot::LargeSlot;
+use crate::shard::mailbox::{FromShard, Inbox, Post, Signed, ToShard, mailbox};
+use crate::shard::pin::{PinError, allowed_cpus, choose_cpus};
+use crate::shard::pipeline::budget::{FEED_SHARE, SHARD_RESERVE};
+use crate::shard::pipeline::{Pipeline, PipelineConfig};
+use crate::shard::placement::{first_topics, place};
+use crate::shard::provision::{NewFeed, condition};
+use crate::shard::reason;
+use crate::shard::saved::{SavedSource, SourceStart, source_start};
+use crate::shard::snapshot::{FeedSnapshot, ShardSnapshot, SourceFinding};
+use crate::statefile::inspect::FoundFile;
+use crate::time::UnixMicros;
+
+/// Letters on their way to one shard; more wait on the control thread.
+const TO_SHARD: usize = 1024;
+/// Letters on their way to the control thread.
+const FROM_SHARDS: usize = 8192;
+/// Time between two looks at what is due.
+const TICK: Duration = Duration::from_millis(250);
+/// The same while letters wait for room.
+const RETRY_POST: Duration = Duration::from_millis(10);
+/// How long shards have to end after they drained.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Least part of `max_buffered_bytes` a shard can work with.
+pub const LEAST_SHARE: u64 = SHARD_RESERVE + FEED_SHARE;
+
+/// Gets the latest snapshot of every shard that reported, and all findings that stand.
+pub type Publish = Box<dyn FnMut(Vec<ShardSnapshot>, Vec<SourceFinding>)>;
+
+/// What a run needs besides the plan.
+pub struct RunOptions {
+    /// One CPU per shard, see [`plan_shards`].
+    pub cpus: Vec<u16>,
+    /// Makes the shards' runtimes.
+    pub runtimes: Runtimes,
+    /// Injected file errors, none in production.
+    pub faults: FileFaults,
+    /// Any of these asks for an orderly stop.
+    pub stop: Vec<StopBell>,
+    /// Where status goes.
+    pub publish: Publish,
+}
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// CPUs.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// G6.
+    #[error(
+        "max_buffered_bytes = {total} split over {shards} shards leaves {share} bytes each, at \
+         least {LEAST_SHARE} are needed; raise it or run fewer shards"
+    )]
+    Buffers {
+        /// Configured bytes.
+        total: u64,
+        /// Shards.
+        shards: u16,
+        /// What each would get.
+        share: u64,
+    },
+    /// Threads, sockets.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct RunOutcome {
+    /// In which way.
+    pub ended: Ended,
+    /// Every feed as it was last seen.
+    pub feeds: Vec<FeedSnapshot>,
+}
+
+/// See [`RunOutcome`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Everything that was read is acked and saved, or was given up by policy.
+    Drained,
+    /// `drain_timeout` passed; what was in flight is copied again after the next start.
+    TimedOut {
+        /// Shards that had not drained.
+        shards: Vec<u16>,
+    },
+    /// A shard ended by itself; the daemon drained the others.
+    ShardFailed {
+        /// Which.
+        shard: u16,
+        /// Its words.
+        why: String,
+    },
+}
+
+/// One CPU per shard of this plan; the affinity mask and the buffer bound decide how many.
+pub fn plan_shards(plan: &Plan) -> Result<Vec<u16>, StartError> {
+    let mut cpus = choose_cpus(plan.daemon.shards, &allowed_cpus()?)?;
+    let total = plan.daemon.max_buffered_bytes;
+    if plan.daemon.shards == Shards::Auto {
+        let fitting = usize::try_from(total / LEAST_SHARE).unwrap_or(usize::MAX);
+        cpus.truncate(fitting.max(1));
+    }
+    let shards = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+    let share = total / u64::from(shards.max(1));
+    if share < LEAST_SHARE {
+        return Err(StartError::Buffers { total, shards, share });
+    }
+    Ok(cpus)
+}
+
+/// Runs the daemon on the calling thread until it is asked to stop or a shard fails. `found`: the
+/// state files of a directory that this process has locked.
+pub fn run(
+    plan: &Plan,
+    found: Vec<FoundFile>,
+    options: RunOptions,
+) -> Result<RunOutcome, StartError> {
+    let (mut runtime, _) = Runtimes::new(IoDriver::Epoll).build()?;
+    runtime.block_on(async move {
+        let stop = options.stop;
+        let started = Parts { runtimes: options.runtimes, cpus: options.cpus };
+        let (control, letters) = Control::new(plan, started, options.faults, options.publish)?;
+        let receiver = control.clone();
+        let (inbox, heard) = letters;
+        monoio::spawn(listen(heard, inbox, move |(shard, letter)| {
+            receiver.letter(shard, letter);
+            true
+        }));
+        for bell in stop {
+            monoio::spawn(await_stop(control.clone(), bell));
+        }
+        control.start_sources(plan, &found);
+        Ok(control.watch().await)
+    })
+}
+
+async fn await_stop(control: Rc<Control>, bell: StopBell) {
+    if let Ok(mut listener) = Listener::new(bell)
+        && listener.heard().await
+    {
+        tracing::info!("asked to stop");
+        control.drain();
+    }
+}
+
+struct Parts {
+    runtimes: Runtimes,
+    cpus: Vec<u16>,
+}
+
+/// State of the control thread, shared by its tasks.
+pub(super) struct Control {
+    pub(super) clock: Clock,
+    pub(super) state_dir: Arc<StateDir>,
+    pub(super) faults: FileFaults,
+    pub(super) resolver: Rc<Resolver>,
+    shards: RefCell<Vec<Shard>>,
+    sources: RefCell<Vec<Rc<provisioning::Source>>>,
+    feeds: RefCell<Vec<FeedHome>>,
+    large_slot: RefCell<LargeSlot>,
+    publish: RefCell<Publish>,
+    draining: Cell<bool>,
+    stopping: Cell<bool>,
+    failed: RefCell<Option<(u16, String)>>,
+    changed: Notify,
+    drain_timeout: Duration,
+}
+
+/// One shard as the control thread sees it.
+struct Shard {
+    post: Post<ToShard>,
+    outbox: VecDeque<ToShard>,
+    snapshot: Option<ShardSnapshot>,
+    drained: bool,
+    ended: bool,
+}
+
+/// Where a feed came from and where it runs; its id is its index.
+#[derive(Clone, Copy)]
+struct FeedHome {
+    source: usize,
+    topic: usize,
+    shard: u16,
+}
+
+impl Control {
+    fn new(
+        plan: &Plan,
+        parts: Parts,
+        faults: FileFaults,
+        publish: Publish,
+    ) -> io::Result<(Rc<Control>, (Inbox<Signed>, UnixStream))> {
+        let (post, inbox, heard) = mailbox::<Signed>(FROM_SHARDS)?;
+        let resolver = ResolverThread::start()?;
+        let state_dir = Arc::new(StateDir::new(plan.daemon.state_dir.clone()));
+        let count = u64::try_from(parts.cpus.len().max(1)).unwrap_or(u64::MAX);
+        let mut shards = Vec::new();
+        for (number, cpu) in (0..).zip(parts.cpus) {
+            let (to_shard, inbox, heard) = mailbox(TO_SHARD)?;
+            let start = ShardStart {
+                shard: number,
+                cpu: Some(cpu),
+                runtimes: parts.runtimes.clone(),
+                clusters: plan.clusters.clone(),
+                state_dir: state_dir.clone(),
+                faults: faults.clone(),
+                resolver: resolver.clone(),
+                inbox: (inbox, heard),
+                post: post.clone(),
+            };
+            let config = PipelineConfig {
+                shard: number,
+                buffer_limit: plan.daemon.max_buffered_bytes / count,
+                seed: fastrand::u64(..),
+            };
+            // Not joined: the thread's last letter says that it is done.
+            drop(shard::spawn(start, move || Pipeline::new(config))?);
+            shards.push(Shard::new(to_shard));
+        }
+        let control = Rc::new(Control {
+            clock: Clock::start(),
+            state_dir,
+            faults,
+            resolver: Resolver::new(resolver)?,
+            shards: RefCell::new(shards),
+            sources: RefCell::default(),
+            feeds: RefCell::default(),
+            large_slot: RefCell::default(),
+            publish: RefCell::new(publish),
+            draining: Cell::new(false),
+            stopping: Cell::new(false),
+            failed: RefCell::default(),
+            changed: Notify::default(),
+            drain_timeout: plan.daemon.drain_timeout,
+        });
+        Ok((control, (inbox, heard)))
+    }
+
+    fn start_sources(self: &Rc<Self>, plan: &Plan, found: &[FoundFile]) {
+        let shards = self.shard_count();
+        for (index, (mirror, first_topic)) in
+            plan.sources.iter().zip(first_topics(plan)).enumerate()
+        {
+            let start = source_start(mirror, first_topic, found, shards, wall());
+            let source = Rc::new(provisioning::Source::new(mirror.clone(), index, first_topic));
+            self.sources.borrow_mut().push(source.clone());
+            let saved = match start {
+                SourceStart::Ready(saved) => self.set_aside(mirror, saved),
+                SourceStart::Broken(why) => Err(why),
+            };
+            match saved {
+                Ok(saved) => {
+                    monoio::spawn(provisioning::run(self.clone(), source, saved));
+                }
+                Err(why) => {
+                    let now = self.clock.now();
+                    let condition = condition(reason::STATE_UNREADABLE, why, now);
+                    let key = mirror.key.clone();
+                    let finding = SourceFinding { source: key, topic: None, condition };
+                    source.set_findings(vec![finding]);
+                }
+            }
+        }
+    }
+
+    fn set_aside(&self, plan: &MirrorPlan, saved: SavedSource) -> Result<SavedSource, String> {
+        let UnixMicros(stamp) = wall();
+        for file in &saved.set_aside {
+            let aside = set_aside(file.as_ref(), stamp)
+                .map_err(|error| format!("{file} cannot be set aside: {error}"))?;
+            tracing::warn!(
+                source = %plan.key, file, aside = %aside.display(),
+                "unreadable state file set aside (on_corrupt_state = \"reset\")"
+            );
+        }
+        Ok(saved)
+    }
+
+    /// Lives until every shard has ended or the time for it is over.
+    async fn watch(self: Rc<Self>) -> RunOutcome {
+        let mut deadline: Option<Instant> = None;
+        let mut late: Option<Vec<u16>> = None;
+        loop {
+            let outbox = self.post_letters();
+            self.show();
+            let now = Instant::now();
+            if self.draining.get() && late.is_none() {
+                let until = *deadline.get_or_insert(now + self.drain_timeout);
+                let waiting = self.not_drained();
+                if waiting.is_empty() || now >= until {
+                    late = Some(waiting);
+                    deadline = Some(now + STOP_TIMEOUT);
+                    self.stopping.set(true);
+                    self.to_all(|| ToShard::Stop);
+                    continue;
+                }
+            }
+            let all_ended = self.shards.borrow().iter().all(|shard| shard.ended);
+            if let Some(late) = &late
+                && (all_ended || deadline.is_some_and(|deadline| now >= deadline))
+            {
+                return self.outcome(late.clone());
+            }
+            let nap = if outbox { RETRY_POST } else { TICK };
+            let left = deadline.map_or(nap, |deadline| deadline.saturating_duration_since(now));
+            self.changed.wait(nap.min(left.max(Duration::from_millis(1)))).await;
+        }
+    }
+
+    fn outcome(&self, late: Vec<u16>) -> RunOutcome {
+        let feeds: Vec<FeedSnapshot> = self
+            .shards
+            .borrow()
+            .iter()
+            .filter_map(|shard| shard.snapshot.as_ref())
+            .flat_map(|snapshot| snapshot.feeds.iter().cloned())
+            .collect();
+        for feed in &feeds {
+            tracing::info!(
+                source = %feed.source, topic = %feed.upstream, partition = feed.partition,
+                position = feed.position, durable = feed.durable_position, delta = feed.delta,
+                "final position"
+            );
+        }
+        let ended = match self.failed.take() {
+            Some((shard, why)) => Ended::ShardFailed { shard, why },
+            None if late.is_empty() => Ended::Drained,
+            None => Ended::TimedOut { shards: late },
+        };
+        RunOutcome { ended, feeds }
+    }
+
+    /// Asks every shard to drain; once.
+    pub(super) fn drain(&self) {
+        if self.draining.replace(true) {
+            return;
+        }
+        self.to_all(|| ToShard::Control(FromControl::Drain));
+        for source in self.sources.borrow().iter() {
+            source.poke();
+        }
+        self.changed.notify();
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    pub(super) fn shard_count(&self) -> u16 {
+        u16::try_from(self.shards.borrow().len()).unwrap_or(u16::MAX)
+    }
+
+    /// Something to publish has changed.
+    pub(super) fn changed(&self) {
+        self.changed.notify();
+    }
+
+    /// Hands a new feed to its shard.
+    pub(super) fn add_feed(&self, source: &provisioning::Source, feed: NewFeed, generation: u64) {
+        let mut feeds = self.feeds.borrow_mut();
+        let Ok(id) = u32::try_from(feeds.len()) else { return };
+        let shard = place(source.first_topic + feed.topic, feed.partition, self.shard_count());
+        feeds.push(FeedHome { source: source.index, topic: feed.topic, shard });
+        let spec = FeedSpec {
+            id: FeedId(id),
+            plan: source.plan.clone(),
+            topic: feed.topic,
+            partition: feed.partition,
+            saved: feed.saved,
+            late: feed.late,
+            generation,
+            upstream_created_at: feed.upstream_created_at,
+            downstream_created_at: feed.downstream_created_at,
+        };
+        self.send(shard, FromControl::AddFeed(Box::new(spec)));
+    }
+
+    /// Answers a feed that asked for its destination.
+    pub(super) fn destination_ready(&self, feed: FeedId, result: Result<u64, String>) {
+        if let Some(FeedHome { shard, .. }) = self.home(feed) {
+            self.send(shard, FromControl::DestinationReady { feed, result });
+        }
+    }
+
+    fn home(&self, feed: FeedId) -> Option<FeedHome> {
+        let index = usize::try_from(feed.0).ok()?;
+        self.feeds.borrow().get(index).copied()
+    }
+
+    fn letter(&self, number: u16, letter: FromShard) {
+        match letter {
+            FromShard::Snapshot(snapshot) => {
+                self.with_shard(number, |shard| shard.snapshot = Some(*snapshot));
+                return;
+            }
+            FromShard::Control(ToControl::Drained) => {
+                self.with_shard(number, |shard| shard.drained = true);
+            }
+            FromShard::Control(ToControl::EnsureDestination { feed }) => {
+                if let Some(FeedHome { source, topic, .. }) = self.home(feed)
+                    && let Some(source) = self.sources.borrow().get(source)
+                {
+                    source.ensure(self.clock.now(), topic, feed);
+                }
+            }
+            FromShard::Control(ToControl::LargeSlotWanted { feed }) => {
+                let next = self.large_slot.borrow_mut().wanted(number, feed);
+                self.grant(next);
+            }
+            FromShard::Control(ToControl::LargeSlotReleased { feed }) => {
+                let next = self.large_slot.borrow_mut().released(number, feed);
+                self.grant(next);
+            }
+            FromShard::Ended(result) => self.ended(number, result),
+        }
+        self.changed.notify();
+    }
+
+    fn ended(&self, number: u16, result: Result<(), String>) {
+        self.with_shard(number, |shard| (shard.ended, shard.drained) = (true, true));
+        let next = self.large_slot.borrow_mut().shard_ended(number);
+        self.grant(next);
+        let why = match result {
+            Ok(()) if self.stopping.get() => return,
+            Ok(()) => "ended without being asked to".to_owned(),
+            Err(why) => why,
+        };
+        tracing::error!(shard = number, why, "shard failed; draining the others");
+        self.failed.borrow_mut().get_or_insert((number, why));
+        self.drain();
+    }
+
+    fn grant(&self, next: Option<(u16, FeedId)>) {
+        if let Some((shard, feed)) = next {
+            self.send(shard, FromControl::LargeSlotGranted { feed });
+        }
+    }
+
+    fn send(&self, number: u16, message: FromControl) {
+        self.with_shard(number, |shard| shard.send(ToShard::Control(message)));
+        self.changed.notify();
+    }
+
+    fn to_all(&self, letter: impl Fn() -> ToShard) {
+        self.shards.borrow_mut().iter_mut().for_each(|shard| shard.send(letter()));
+    }
+
+    fn with_shard(&self, number: u16, f: impl FnOnce(&mut Shard)) {
+        if let Some(shard) = self.shards.borrow_mut().get_mut(usize::from(number)) {
+            f(shard);
+        }
+    }
+
+    /// Tries what did not fit before; true if something still does not.
+    fn post_letters(&self) -> bool {
+        let mut shards = self.shards.borrow_mut();
+        shards.iter_mut().for_each(Shard::post_letters);
+        shards.iter().any(|shard| !shard.outbox.is_empty())
+    }
+
+    fn not_drained(&self) -> Vec<u16> {
+        let shards = self.shards.borrow();
+        (0..).zip(shards.iter()).filter(|(_, shard)| !shard.drained).map(|(n, _)| n).collect()
+    }
+
+    fn show(&self) {
+        let shards = self.shards.borrow();
+        let snapshots = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
+        let sources = self.sources.borrow();
+        let findings = sources.iter().flat_map(|source| source.findings()).collect();
+        (self.publish.borrow_mut())(snapshots, findings);
+    }
+}
+
+impl Shard {
+    fn new(post: Post<ToShard>) -> Shard {
+        let outbox = VecDeque::new();
+        Shard { post, outbox, snapshot: None, drained: false, ended: false }
+    }
+
+    fn send(&mut self, letter: ToShard) {
+        if !self.ended {
+            self.outbox.push_back(letter);
+            self.post_letters();
+        }
+    }
+
+    fn post_letters(&mut self) {
+        if self.ended {
+            self.outbox.clear();
+        }
+        while let Some(letter) = self.outbox.pop_front() {
+            if let Err(letter) = self.post.send(letter) {
+                self.outbox.push_front(letter);
+                return;
+            }
+        }
+    }
+}
