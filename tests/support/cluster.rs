@@ -14,8 +14,8 @@ use tidegate::loopback::{Control, Message, Server, ServerOptions, StoredMessage}
 use super::client::Client;
 use super::{Seen, skipped};
 
-const DELETE_STREAM: u8 = 129;
-const DELETE_TOPIC: u8 = 133;
+const DELETE_STREAM: u8 = 130;
+const DELETE_TOPIC: u8 = 134;
 const PURGE_TOPIC: u8 = 135;
 /// Messages of one poll.
 const POLL_COUNT: u32 = 1_000;
