@@ -16,7 +16,7 @@ pub mod conn;
 pub mod control;
 pub mod files;
 mod frames;
-mod link;
+pub mod link;
 mod log_limit;
 mod login;
 mod notify;
