@@ -15,6 +15,7 @@ pub mod conn;
 pub mod control;
 pub mod files;
 mod frames;
+mod intake;
 mod link;
 mod log_limit;
 mod login;
