@@ -5,6 +5,7 @@
 //! and errors are one JSON object on standard output. A wrong command line exits with 2 like a
 //! wrong configuration.
 
+pub mod announce;
 pub mod check;
 pub mod check_online;
 pub mod demo;

@@ -5,8 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Exit;
+use super::announce::Announcer;
 use super::report;
+use super::statedir::StateDir;
+use crate::admin::{self, AdminServer, Board, DaemonInfo};
 use crate::config::Plan;
+use crate::shard::driver::control::{self, Ended, RunOptions, RunOutcome};
+use crate::shard::driver::files::FileFaults;
+use crate::shard::driver::runtime::Runtimes;
+use crate::shard::driver::signals;
 
 /// Arguments of `tidegate run`.
 #[derive(Debug, Args)]
@@ -17,6 +24,86 @@ pub struct RunArgs {
 }
 
 /// Mirrors until stopped. Logging is set up, the plan is validated; nothing else has happened.
-pub fn run(_plan: Plan, _args: &RunArgs) -> Exit {
-    report::fail(false, Exit::Findings, "this build has no shards to run")
+pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
+    let state_dir = match StateDir::open(&plan.daemon.state_dir) {
+        Ok(state_dir) => state_dir,
+        Err(error) => return report::fail(false, Exit::State, &error.to_string()),
+    };
+    let found = match state_dir.files() {
+        Ok(found) => found,
+        Err(error) => return report::fail(false, Exit::State, &error.to_string()),
+    };
+    let faults = match FileFaults::from_env() {
+        Ok(faults) => faults,
+        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
+    };
+    let stop = match signals::stop_signals() {
+        Ok(bell) => bell,
+        Err(error) => return report::fail(false, Exit::Usage, &format!("signals: {error}")),
+    };
+    let cpus = match control::plan_shards(&plan) {
+        Ok(cpus) => cpus,
+        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
+    };
+    let shards = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+    let board = Board::new(DaemonInfo::new(&plan, shards));
+    let admin = match admin_of(&plan, &board) {
+        Ok(admin) => admin,
+        Err(why) => return report::fail(false, Exit::Usage, &why),
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        shards,
+        sources = plan.sources.len(),
+        state_dir = %plan.daemon.state_dir.display(),
+        "started"
+    );
+    let mut announcer = Announcer::default();
+    let options = RunOptions {
+        cpus,
+        runtimes: Runtimes::from_environment(),
+        faults,
+        stop: vec![stop],
+        publish: Box::new(move |snapshots, findings| {
+            announcer.announce(&snapshots, &findings);
+            board.publish(snapshots, findings);
+        }),
+    };
+    let outcome = control::run(&plan, found, options);
+    drop(admin);
+    drop(state_dir);
+    match outcome {
+        Ok(outcome) => ended(&outcome),
+        Err(error) => report::fail(false, Exit::Usage, &error.to_string()),
+    }
+}
+
+fn admin_of(plan: &Plan, board: &Board) -> Result<Option<AdminServer>, String> {
+    let Some(admin) = &plan.admin else { return Ok(None) };
+    let listen = admin.listen;
+    let server = admin::start(listen, board.clone()).map_err(|error| {
+        format!("admin.listen = {listen}: {error}; free the address or set another one")
+    })?;
+    tracing::info!(address = %server.address(), "admin interface");
+    Ok(Some(server))
+}
+
+fn ended(outcome: &RunOutcome) -> Exit {
+    match &outcome.ended {
+        Ended::Drained => {
+            tracing::info!("stopped: everything acked is saved");
+            Exit::Ok
+        }
+        Ended::TimedOut { shards } => {
+            tracing::warn!(
+                ?shards,
+                "stopped after drain_timeout; what was in flight is looked up at the next start"
+            );
+            Exit::Findings
+        }
+        Ended::ShardFailed { shard, why } => {
+            tracing::error!(shard, why, "stopped: a shard failed");
+            Exit::Findings
+        }
+    }
 }

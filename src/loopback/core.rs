@@ -75,7 +75,7 @@ pub enum Effect {
     Reply(Frame, Delivery),
     /// Close the connection.
     Close,
-    /// Append after a delay, counted from the close.
+    /// Close the connection and append after a delay.
     LateAppend(Duration, LateSend),
 }
 
@@ -291,7 +291,7 @@ impl Core {
             Some(Fault::LateAppend { after }) => {
                 let late = self.late(action, target);
                 let late = late.map(|late| Effect::LateAppend(after, late));
-                return std::iter::once(Effect::Close).chain(late).collect();
+                return vec![late.unwrap_or(Effect::Close)];
             }
             Some(Fault::WrongRange { from }) => {
                 if let Action::Poll(Some(poll)) = &mut action {

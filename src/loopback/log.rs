@@ -12,8 +12,7 @@ use std::hash::Hasher;
 
 use bytes::Bytes;
 use iggy_binary_protocol::batch::{
-    BATCH_HEADER_SIZE, BATCH_MESSAGE_HEADER_SIZE, BatchHeader, BatchMessageHeader, BatchRef,
-    calculate_batch_checksum,
+    BATCH_HEADER_SIZE, BatchHeader, BatchMessageHeader, BatchRef, calculate_batch_checksum,
 };
 use twox_hash::XxHash3_64;
 
@@ -325,7 +324,6 @@ impl Record {
 
 /// XXH3-64 over the six header fields and the frames' checksum fields.
 fn batch_checksum(header: &BatchHeader, checksums: &[u8]) -> u64 {
-    debug_assert!(BATCH_MESSAGE_HEADER_SIZE == 48);
     let mut hasher = XxHash3_64::new();
     hasher.write(&header.partition_id.to_le_bytes());
     hasher.write(&header.base_offset.to_le_bytes());

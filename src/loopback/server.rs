@@ -267,28 +267,28 @@ impl Shared {
         let reader = std::thread::Builder::new().name("loopback-conn".to_owned()).spawn({
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
             move || {
-                let late = shared.serve(id, &link).unwrap_or_default();
+                // How a connection ended is for its client to notice.
+                let _ = shared.serve(id, &link);
                 link.close();
                 let _ = writer.join();
-                shared.forget(id, late);
+                shared.forget(id);
             }
         });
         if reader.is_err() {
             link.close();
-            self.forget(id, Vec::new());
+            self.forget(id);
         }
         reader.map(drop)
     }
 
-    /// Reads requests until the connection ends; what it leaves behind comes back.
-    fn serve(&self, id: u64, link: &Link) -> io::Result<Vec<(Duration, LateSend)>> {
+    /// Reads requests until the connection ends.
+    fn serve(&self, id: u64, link: &Link) -> io::Result<()> {
         let mut reader = BufReader::with_capacity(READ_AHEAD, link.socket());
-        let mut late = Vec::new();
         loop {
             let mut header = [0; HEADER_SIZE];
             reader.read_exact(&mut header)?;
             let body = match framing(&header) {
-                Framing::Close => return Ok(late),
+                Framing::Close => return Ok(()),
                 Framing::Ignore(length) => {
                     skip(&mut reader, length)?;
                     continue;
@@ -301,34 +301,38 @@ impl Shared {
             };
             self.gate.pass(|| link.is_closed());
             if link.is_closed() {
-                return Ok(late);
+                return Ok(());
             }
             let inbound = Inbound::decode(RequestHead::read(&header), body);
             if inbound.is_send() {
                 link.send_arrived();
             }
             let effects = lock(&self.core).handle(id, inbound, unix_micros());
-            let mut close = false;
             for effect in effects {
                 match effect {
                     Effect::Reply(frame, delivery) => link.deliver(&self.gate, frame, delivery)?,
-                    Effect::Close => close = true,
-                    Effect::LateAppend(after, send) => late.push((after, send)),
+                    Effect::Close => return Ok(()),
+                    Effect::LateAppend(after, send) => {
+                        self.close_and_append_later(link, after, send);
+                        return Ok(());
+                    }
                 }
-            }
-            if close {
-                return Ok(late);
             }
         }
     }
 
-    fn forget(&self, id: u64, late: Vec<(Duration, LateSend)>) {
+    /// Under one lock, so that whoever sees the close also sees the pending append, and the append
+    /// never comes first.
+    fn close_and_append_later(&self, link: &Link, after: Duration, send: LateSend) {
+        let mut late = lock(&self.late);
+        late.push((Instant::now() + after, send));
+        link.close();
+        drop(late);
+        self.late_changed.notify_all();
+    }
+
+    fn forget(&self, id: u64) {
         lock(&self.core).disconnect(id);
-        if !late.is_empty() {
-            let now = Instant::now();
-            lock(&self.late).extend(late.into_iter().map(|(after, send)| (now + after, send)));
-            self.late_changed.notify_all();
-        }
         lock(&self.links).remove(&id);
         self.links_changed.notify_all();
     }

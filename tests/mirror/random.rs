@@ -91,6 +91,8 @@ impl Story {
             12 => {
                 let partition = rng.u32(0..PARTITIONS);
                 let lost = rng.u64(1..30);
+                // A crash also ends what was still on its way in.
+                w.forget_late();
                 w.down.core.log("orders", "events", partition).unwrap().lose_tail(lost);
                 w.cut(false, true);
                 format!("destination lost {lost} of {partition}")

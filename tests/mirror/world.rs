@@ -271,6 +271,11 @@ impl World {
         }
     }
 
+    /// Appends that were still to come never come.
+    pub fn forget_late(&mut self) {
+        self.due.retain(|_, due| !matches!(due, Due::Late { .. }));
+    }
+
     /// Asks for an orderly stop.
     pub fn drain(&mut self) {
         self.events.push(Event::Control(FromControl::Drain));

@@ -10,6 +10,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "clocks, sockets and threads live here")]
 
+pub mod child;
 pub mod clock;
 pub mod conn;
 pub mod control;
