@@ -16,6 +16,7 @@ pub mod conn;
 pub mod control;
 pub mod files;
 mod frames;
+mod intake;
 pub mod link;
 mod log_limit;
 mod login;
