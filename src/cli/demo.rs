@@ -110,6 +110,7 @@ fn perform(args: &DemoArgs) -> Result<bool, DemoError> {
     }
     show.wait_for_all(&stage, &mut live, &mut mirror)?;
     let elapsed = begun.elapsed();
+    show.wait_until_ready(&stage, &mut mirror)?;
     if !args.keep {
         show.stop(&mut mirror)?;
     }
@@ -196,6 +197,13 @@ impl Show<'_> {
         let all = self.args.messages;
         let what = format!("all {} messages at the destination", grouped(all));
         self.watch.until(&what, mirror, || Ok(live.is_done()? && stage.copied() >= all))
+    }
+
+    /// With few messages the destination may hold them all before the last mirror has begun; a
+    /// signal would end it at once then.
+    fn wait_until_ready(&self, stage: &Stage, mirror: &mut Process) -> Result<(), DemoError> {
+        let what = format!("the mirror to be ready, as http://{}/readyz says", stage.admin());
+        self.watch.until(&what, mirror, || Ok(stage.is_mirror_ready()))
     }
 
     fn stop(&mut self, mirror: &mut Process) -> Result<(), DemoError> {

@@ -3,8 +3,8 @@
 #![allow(clippy::disallowed_methods)] // files, ports, threads and the clock
 
 use std::fs;
-use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,6 +31,8 @@ const SETTLE: &str = "200ms";
 /// Messages of a batch, at most.
 const BACKLOG_BATCH: u64 = 1_000;
 const LIVE_BATCH: u64 = 200;
+/// The admin interface answers from memory.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The live writer is through after this time, even if nothing moves.
 const LIVE_TIME: Duration = Duration::from_secs(5);
 /// Parts of the live messages, in tenths, that may be written before the first kill, before the
@@ -122,6 +124,11 @@ impl Stage {
             Process::spawn(command)
         };
         start().map_err(|why| DemoError::Machine { what: "cannot start the mirror", why })
+    }
+
+    /// Whether the mirror's admin interface says so.
+    pub fn is_mirror_ready(&self) -> bool {
+        ask_readiness(self.admin).unwrap_or(false)
     }
 
     /// Messages the destination holds.
@@ -272,6 +279,15 @@ fn read(control: &Control, partition: u32) -> Result<(Vec<Seen>, u64), DemoError
         .iter()
         .map(|m| Seen::new(m.offset, m.id, m.origin_timestamp, &m.payload, &m.user_headers));
     Ok((seen.collect(), bytes))
+}
+
+fn ask_readiness(admin: SocketAddr) -> io::Result<bool> {
+    let mut socket = TcpStream::connect_timeout(&admin, ANSWER_LIMIT)?;
+    socket.set_read_timeout(Some(ANSWER_LIMIT))?;
+    write!(socket, "GET /readyz HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    Ok(answer.split(' ').nth(1) == Some("200"))
 }
 
 /// A port nobody listens on. Somebody may take it before the mirror does; the mirror then says so.
