@@ -17,7 +17,7 @@ pub mod control;
 pub mod files;
 mod frames;
 mod intake;
-mod link;
+pub mod link;
 mod log_limit;
 mod login;
 mod notify;

@@ -12,7 +12,7 @@
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
-mod options;
+pub mod options;
 #[cfg(test)]
 mod tests;
 mod topic;
