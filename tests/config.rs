@@ -1,6 +1,8 @@
 //! The configuration as an operator meets it: the documented example loads, and every mistake is
 //! answered with file, line, key and what to do.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
