@@ -160,14 +160,13 @@ async fn ask_cluster(
 
 impl Answers {
     async fn fill(&mut self, link: &mut Link, questions: Questions) -> Result<(), String> {
-        if let Some(Reply::Cluster(nodes)) = ask(link, Request::ClusterMetadata).await?.ok() {
+        if let Ok(Reply::Cluster(nodes)) = ask(link, Request::ClusterMetadata).await? {
             self.nodes = nodes.into_iter().map(|n| (n.name, n.ip, n.tcp_port)).collect();
         }
-        if let Some(Reply::Streams(streams)) = ask(link, Request::Streams).await?.ok() {
+        if let Ok(Reply::Streams(streams)) = ask(link, Request::Streams).await? {
             self.streams = streams.into_iter().map(|s| (s.name, s.created_at)).collect();
         }
-        if let Some(Reply::Options(options)) = ask(link, Request::DescribeTopicOptions).await?.ok()
-        {
+        if let Ok(Reply::Options(options)) = ask(link, Request::DescribeTopicOptions).await? {
             self.options = Some(options.into_iter().map(|option| option.key).collect());
         }
         for name in questions.topics {
