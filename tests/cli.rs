@@ -1,6 +1,8 @@
 //! The program as a script meets it: exit codes, what goes to which output, and the state
 //! commands on real files.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 

@@ -1,6 +1,8 @@
 //! The configuration as an operator meets it: the documented example loads, and every mistake is
 //! answered with file, line, key and what to do.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
@@ -338,7 +340,10 @@ fn wrong_types_say_what_was_seen_and_how_to_write_it() {
         ("\"earliest\"", "\"7\"", 19, "sources.orders.initial_offset", &["without quotes"]),
         ("\"10.0.0.1:8090\"", "8090", 7, "clusters.east.address", &["the integer 8090", "quotes"]),
         (
-            r#"[ { stream = "orders", topic = "events" }, { stream = "orders", topic = "audit" } ]"#,
+            concat!(
+                r#"[ { stream = "orders", topic = "events" }, "#,
+                r#"{ stream = "orders", topic = "audit" } ]"#
+            ),
             "\"orders/events\"",
             18,
             "sources.orders.include",

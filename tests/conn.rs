@@ -1,5 +1,7 @@
 //! One connection against a scripted server, over io_uring and over epoll.
 
+#![allow(clippy::disallowed_methods, reason = "a test owns its clocks, files and threads")]
+
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,6 +1,8 @@
 //! The whole daemon in one process, between two loopback brokers: start, discovery, creation,
 //! stop and restart.
 
+#![allow(clippy::disallowed_methods, reason = "a test owns its clocks, files and threads")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -8,7 +8,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Cluster, Loopbacks, Proxy, Workload, Writer, compare, eventually, unique_topic, when};
+use support::{
+    Cluster, Loopbacks, Proxy, Workload, Writer, compare, eventually, unique_topic, when,
+};
 use tidegate::iggy_wire::{Reply, Request};
 use tidegate::loopback::{Fault, Scope};
 

@@ -1,5 +1,7 @@
 //! The official `iggy` SDK, unmodified, against the loopback broker.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 use std::collections::BTreeMap;
 use std::str::FromStr;
 

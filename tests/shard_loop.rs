@@ -1,5 +1,7 @@
 //! The loop of a shard thread with a stand-in for the pipeline, over io_uring and over epoll.
 
+#![allow(clippy::disallowed_methods, reason = "a test owns its clocks, files and threads")]
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,8 @@
 //! The wire codecs on generated input: nothing panics, and whatever is cut out of a record is
 //! what an independent decoder reads from its relay.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 use bytes::{Bytes, BytesMut};
 use iggy_binary_protocol::batch::decode_batch_slice;
 use iggy_binary_protocol::requests::messages::{

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::report::{self, Class, Finding, exit_of};
 use super::statedir::{self, StateDirError};
 use super::{Exit, check_online};
-use crate::config::{self, Partitions, Plan};
+use crate::config::{self, OnCorruptState, Partitions, Plan};
+use crate::shard::driver::control;
 use crate::statefile::inspect::FoundFile;
 
 /// Arguments of `tidegate check`.
@@ -39,9 +40,13 @@ pub fn run(args: &CheckArgs) -> Exit {
         }
         Err(errors) => return report::fail_config(false, &errors),
     };
-    let mut findings = offline(&plan);
+    let dir = &plan.daemon.state_dir;
+    let files = statedir::read_files(dir);
+    let holder = statedir::holder(dir);
+    let mut findings = offline(&plan, &files, holder);
     if !args.offline {
-        findings.extend(check_online::findings(&plan));
+        let files = files.unwrap_or_default();
+        findings.extend(check_online::findings(&plan, &files, holder.is_some()));
     }
     findings.sort_by_key(|finding| finding.class);
     let exit = exit_of(&findings);
@@ -72,18 +77,31 @@ fn report_json(args: &CheckArgs, findings: Vec<Value>, notes: Vec<Value>) -> Val
     })
 }
 
-/// What the plan and the state directory say.
-pub fn offline(plan: &Plan) -> Vec<Finding> {
+/// What the plan, this machine and the state directory say.
+fn offline(
+    plan: &Plan,
+    files: &Result<Vec<FoundFile>, StateDirError>,
+    holder: Option<u32>,
+) -> Vec<Finding> {
     let mut findings = plan_notes(plan);
+    if let Err(error) = control::plan_shards(plan) {
+        // Says what to do by itself.
+        let note = Finding::note("daemon", error.to_string());
+        findings.push(Finding { class: Class::Config, ..note });
+    }
     let dir = &plan.daemon.state_dir;
-    match statedir::read_files(dir) {
+    if let Some(pid) = holder {
+        let seen = format!("in use by process {pid}: a daemon runs on {}", dir.display());
+        findings.push(Finding::note("daemon.state_dir", seen));
+    }
+    match files {
         Ok(files) => {
             if let Err(error) = statedir::probe_writable(dir) {
                 findings.push(state_finding(&error));
             }
             findings.extend(files.iter().filter_map(|file| file_finding(plan, file)));
         }
-        Err(error) => findings.push(state_finding(&error)),
+        Err(error) => findings.push(state_finding(error)),
     }
     findings
 }
@@ -113,17 +131,21 @@ fn state_finding(error: &StateDirError) -> Finding {
 }
 
 fn file_finding(plan: &Plan, file: &FoundFile) -> Option<Finding> {
-    let known = plan.sources.iter().any(|source| source.key == file.source);
-    match &file.state {
-        Err(error) => {
-            // Of a source that does not run, it hinders nobody.
-            let class = if known { Class::State } else { Class::Note };
-            Some(Finding { class, ..Finding::note(file.file.clone(), error.to_string()) })
+    let source = plan.sources.iter().find(|source| source.key == file.source);
+    let seen = match (&file.state, source) {
+        (Err(error), Some(source)) if source.on_corrupt_state == OnCorruptState::Fail => {
+            let note = Finding::note(file.file.clone(), error.to_string());
+            return Some(Finding { class: Class::State, ..note });
         }
-        Ok(_) if !known => {
-            let seen = format!("no source {:?} in the configuration; kept as it is", file.source);
-            Some(Finding::note(file.file.clone(), seen))
+        (Err(error), Some(_)) => {
+            format!("{error}; a start sets it aside (on_corrupt_state = \"reset\")")
         }
-        Ok(_) => None,
-    }
+        // Of a source that does not run, it hinders nobody.
+        (Err(error), None) => error.to_string(),
+        (Ok(_), None) => {
+            format!("no source {:?} in the configuration; kept as it is", file.source)
+        }
+        (Ok(_), Some(_)) => return None,
+    };
+    Some(Finding::note(file.file.clone(), seen))
 }

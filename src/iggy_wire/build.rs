@@ -71,12 +71,21 @@ pub fn build_record(messages: &[Message<'_>]) -> Result<Relay, RecordError> {
 /// key kind:1 | key length:4 | key | value kind:1 | value length:4 | value
 /// ```
 pub fn encode_header(headers: &mut Vec<u8>, key: &str, value: &str) -> bool {
-    let fits = |text: &str| u8::try_from(text.len()).ok().filter(|n| *n > 0).map(u32::from);
-    let (Some(key_length), Some(value_length)) = (fits(key), fits(value)) else { return false };
-    for (length, text) in [(key_length, key), (value_length, value)] {
-        headers.push(KIND_STRING);
+    encode_typed(headers, key, KIND_STRING, value.as_bytes())
+}
+
+/// The same with a value of another kind.
+pub fn encode_typed(headers: &mut Vec<u8>, key: &str, kind: u8, value: &[u8]) -> bool {
+    let fits = |part: &[u8]| u8::try_from(part.len()).ok().filter(|n| *n > 0).map(u32::from);
+    let (Some(key_length), Some(value_length)) = (fits(key.as_bytes()), fits(value)) else {
+        return false;
+    };
+    for (kind, length, part) in
+        [(KIND_STRING, key_length, key.as_bytes()), (kind, value_length, value)]
+    {
+        headers.push(kind);
         headers.extend_from_slice(&length.to_le_bytes());
-        headers.extend_from_slice(text.as_bytes());
+        headers.extend_from_slice(part);
     }
     true
 }

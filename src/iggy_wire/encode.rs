@@ -23,6 +23,7 @@ use iggy_binary_protocol::{
 use twox_hash::XxHash3_64;
 
 use super::blob::BATCH_HEADER_LEN;
+use super::build::encode_typed;
 use super::command::{PollFrom, Request, SendTo, TopicOption};
 use super::error::WireError;
 use super::frame::{
@@ -337,10 +338,20 @@ fn secret(what: &'static str, text: &str) -> Result<String, WireError> {
     }
 }
 
+/// Options the server reads as 64-bit numbers. As text it takes some of them only with a unit
+/// (`message_expiry` as a duration), so a plain number goes typed.
+const WIDE_OPTIONS: [&str; 4] =
+    ["message_expiry", "max_topic_size", "segment_size", "size_of_messages_required_to_save"];
+const KIND_UINT64: u8 = 12;
+
 fn topic_options(options: &[TopicOption]) -> Result<WireOptions, WireError> {
     let mut block = Vec::new();
     for option in options {
-        if !encode_header(&mut block, &option.key, &option.value) {
+        if WIDE_OPTIONS.contains(&option.key.as_str())
+            && let Ok(number) = option.value.parse::<u64>()
+        {
+            encode_typed(&mut block, &option.key, KIND_UINT64, &number.to_le_bytes());
+        } else if !encode_header(&mut block, &option.key, &option.value) {
             let seen = option.key.len().max(option.value.len());
             return Err(bad_length("topic option key or value", seen, "1 to 255 bytes each"));
         }

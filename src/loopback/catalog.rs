@@ -130,7 +130,7 @@ impl<T> Slots<T> {
     }
 
     /// By id, mutably.
-    pub fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+    pub fn at_mut(&mut self, id: u32) -> Option<&mut T> {
         self.slots.get_mut(id as usize)?.as_mut().map(|(_, value)| value)
     }
 

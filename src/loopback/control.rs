@@ -225,7 +225,7 @@ impl Control {
             core.streams.insert(stream.clone(), Stream { created_at: now, options, topics });
         }
         let id = core.streams.id_of(stream.as_str());
-        let stream = id.and_then(|id| core.streams.get_mut(id));
+        let stream = id.and_then(|id| core.streams.at_mut(id));
         let made = stream
             .and_then(|stream| stream.topics.insert(topic, Topic::new(now, partitions, chosen)));
         Ok(made.is_some())
@@ -240,7 +240,7 @@ impl Control {
     pub fn delete_topic(&self, stream: &str, topic: &str) -> Result<(), ControlError> {
         let mut core = self.core();
         let id = core.streams.id_of(stream);
-        let topics = id.and_then(|id| core.streams.get_mut(id)).map(|stream| &mut stream.topics);
+        let topics = id.and_then(|id| core.streams.at_mut(id)).map(|stream| &mut stream.topics);
         topics
             .and_then(|topics| topics.id_of(topic).and_then(|id| topics.remove(id)))
             .map(drop)
@@ -383,8 +383,8 @@ impl Control {
     ) -> Result<T, ControlError> {
         let mut core = self.core();
         let id = core.streams.id_of(stream);
-        let topics = id.and_then(|id| core.streams.get_mut(id)).map(|stream| &mut stream.topics);
-        let found = topics.and_then(|topics| topics.id_of(topic).and_then(|id| topics.get_mut(id)));
+        let topics = id.and_then(|id| core.streams.at_mut(id)).map(|stream| &mut stream.topics);
+        let found = topics.and_then(|topics| topics.id_of(topic).and_then(|id| topics.at_mut(id)));
         found.map(act).ok_or_else(|| unknown(stream, topic, None))
     }
 

@@ -236,7 +236,7 @@ impl Core {
 
     /// Removes a topic; false when there is none.
     pub fn forget_topic(&mut self, stream: &str, topic: &str) -> bool {
-        let stream = self.streams.id_of(stream).and_then(|id| self.streams.get_mut(id));
+        let stream = self.streams.id_of(stream).and_then(|id| self.streams.at_mut(id));
         let Some(stream) = stream else { return false };
         let id = stream.topics.id_of(topic);
         id.is_some_and(|id| stream.topics.remove(id).is_some())

@@ -395,7 +395,7 @@ impl Core {
     }
 
     pub(super) fn topic_mut(&mut self, stream: u32, topic: u32) -> Option<&mut Topic> {
-        self.streams.get_mut(stream)?.topics.get_mut(topic)
+        self.streams.at_mut(stream)?.topics.at_mut(topic)
     }
 
     pub(super) fn partition_mut(&mut self, target: Target) -> Option<&mut Partition> {

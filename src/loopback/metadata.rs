@@ -147,7 +147,7 @@ impl Core {
 
     fn purge_stream(&mut self, id: &WireIdentifier) -> Outcome {
         let id = self.stream_id(id)?;
-        if let Some(stream) = self.streams.get_mut(id) {
+        if let Some(stream) = self.streams.at_mut(id) {
             stream.topics.values_mut().for_each(Topic::purge);
         }
         Ok(result(0))
@@ -162,7 +162,7 @@ impl Core {
         let mut options = TopicOptions::default();
         options.merge(&wire, flavour, segment).map_err(Refusal::Denied)?;
         let stream = self.stream_id(&stream_id)?;
-        let stream = self.streams.get_mut(stream).ok_or(Refusal::Committed(STREAM_NOT_FOUND))?;
+        let stream = self.streams.at_mut(stream).ok_or(Refusal::Committed(STREAM_NOT_FOUND))?;
         let topic = Topic::new(now, partitions_count, options);
         let id = stream.topics.insert(name.clone(), topic);
         let id = id.ok_or(Refusal::Committed(TOPIC_EXISTS))?;
@@ -180,14 +180,14 @@ impl Core {
         let (flavour, segment) = (self.settings.flavour, self.settings.segment_bytes);
         let found = self.topic_mut(stream, topic).ok_or(Refusal::Committed(TOPIC_NOT_FOUND))?;
         found.options.merge(&options, flavour, segment).map_err(Refusal::Denied)?;
-        let topics = self.streams.get_mut(stream).map(|stream| &mut stream.topics);
+        let topics = self.streams.at_mut(stream).map(|stream| &mut stream.topics);
         let renamed = topics.is_some_and(|topics| topics.rename(topic, name));
         done(renamed, TOPIC_EXISTS)
     }
 
     fn delete_topic(&mut self, request: &DeleteTopicRequest) -> Outcome {
         let (stream, topic) = self.topic_ids(&request.stream_id, &request.topic_id)?;
-        let stream = self.streams.get_mut(stream);
+        let stream = self.streams.at_mut(stream);
         done(stream.and_then(|stream| stream.topics.remove(topic)).is_some(), TOPIC_NOT_FOUND)
     }
 
@@ -298,7 +298,7 @@ impl Core {
 
 fn group_mut<'a>(topic: &'a mut Topic, id: &WireIdentifier) -> Result<&'a mut Group, Refusal> {
     let id = topic.groups.find(id).ok_or(Refusal::Committed(GROUP_NOT_FOUND))?;
-    topic.groups.get_mut(id).ok_or(Refusal::Committed(GROUP_NOT_FOUND))
+    topic.groups.at_mut(id).ok_or(Refusal::Committed(GROUP_NOT_FOUND))
 }
 
 fn done(ok: bool, otherwise: u32) -> Outcome {

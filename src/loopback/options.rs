@@ -210,6 +210,8 @@ fn canonical(key: &Key, kind: u8, value: &[u8]) -> Option<Bytes> {
     match key.kind {
         BOOL => Some(Bytes::copy_from_slice(&[u8::from(text.parse::<bool>().ok()?)])),
         U32 => Some(Bytes::copy_from_slice(&text.parse::<u32>().ok()?.to_le_bytes())),
+        // The real server reads this text as a duration, which needs a unit.
+        U64 if key.name == "message_expiry" && text.bytes().all(|b| b.is_ascii_digit()) => None,
         U64 => Some(Bytes::copy_from_slice(&quantity(text)?.to_le_bytes())),
         _ => None,
     }

@@ -83,3 +83,103 @@ pub fn source_start(
     saved.moved = moved.collect();
     SourceStart::Ready(saved)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{DeltaPiece, TopicName};
+    use crate::config::TopicPlan;
+    use crate::statefile::Counters;
+    use crate::statefile::inspect::StateError;
+
+    fn plan(policy: OnCorruptState) -> MirrorPlan {
+        let mut plan = crate::shard::provision::sample_plan(&["a"]);
+        plan.on_corrupt_state = policy;
+        plan
+    }
+
+    fn entry(partition: u32, sequence: u64) -> FeedState {
+        FeedState {
+            upstream: TopicName::new("s", "a"),
+            downstream: TopicName::new("copy", "a"),
+            partition,
+            epoch: 1,
+            sequence,
+            position: sequence,
+            deltas: vec![DeltaPiece { from_upstream: 0, delta: 0 }],
+            last: None,
+            upstream_created_at: 1,
+            downstream_created_at: 1,
+            clean_stop: true,
+            counters: Counters::default(),
+            gaps: Vec::new(),
+        }
+    }
+
+    fn file(shard: u16, generation: u64, feeds: Vec<FeedState>) -> FoundFile {
+        let source: SourceKey = "orders".into();
+        let state = SourceState { source: source.clone(), shard, generation, saved_at: 1, feeds };
+        FoundFile { source, shard, file: format!("orders.{shard}.state"), state: Ok(state) }
+    }
+
+    fn start(plan: &MirrorPlan, found: &[FoundFile], shards: u16) -> SourceStart {
+        source_start(plan, 0, found, shards, UnixMicros(9))
+    }
+
+    fn ready(start: SourceStart) -> SavedSource {
+        match start {
+            SourceStart::Ready(saved) => saved,
+            SourceStart::Broken(why) => panic!("broken: {why}"),
+        }
+    }
+
+    #[test]
+    fn feeds_at_home_are_not_written_again() {
+        let found = [file(0, 4, vec![entry(0, 1)]), file(1, 7, vec![entry(1, 1)])];
+        let saved = ready(start(&plan(OnCorruptState::Fail), &found, 2));
+        assert_eq!((saved.feeds.len(), saved.generation, saved.moved.len()), (2, 7, 0));
+    }
+
+    #[test]
+    fn feeds_that_moved_are_written_to_their_new_file_with_all_that_belong_there() {
+        let found = [file(0, 4, vec![entry(0, 1), entry(1, 5), entry(2, 3), entry(3, 2)])];
+        let saved = ready(start(&plan(OnCorruptState::Fail), &found, 2));
+        assert_eq!(saved.generation, 5);
+        let [moved] = &saved.moved[..] else { panic!("{:?}", saved.moved) };
+        assert_eq!((moved.shard, moved.generation), (1, 5));
+        assert_eq!(moved.feeds, [entry(1, 5), entry(3, 2)]);
+    }
+
+    #[test]
+    fn a_stale_entry_at_home_does_not_count() {
+        let found = [file(0, 9, vec![entry(0, 8), entry(1, 8)]), file(1, 2, vec![entry(1, 3)])];
+        let saved = ready(start(&plan(OnCorruptState::Fail), &found, 2));
+        assert_eq!(saved.moved.len(), 1);
+        assert_eq!(saved.moved[0].feeds, [entry(1, 8)]);
+    }
+
+    #[test]
+    fn an_unreadable_file_breaks_the_source_or_is_set_aside() {
+        let mut torn = file(1, 0, Vec::new());
+        torn.state = Err(StateError::Unreadable { file: torn.file.clone(), why: "torn".into() });
+        let found = [file(0, 4, vec![entry(0, 1)]), torn];
+        assert!(matches!(
+            start(&plan(OnCorruptState::Fail), &found, 2),
+            SourceStart::Broken(why) if why.contains("orders.1.state")
+        ));
+        let saved = ready(start(&plan(OnCorruptState::Reset), &found, 2));
+        assert_eq!(saved.set_aside, ["orders.1.state"]);
+        assert_eq!(saved.feeds, [entry(0, 1)]);
+    }
+
+    #[test]
+    fn topics_that_left_the_plan_are_nobodys_to_write() {
+        let mut plan = plan(OnCorruptState::Fail);
+        plan.topics = vec![TopicPlan {
+            upstream: TopicName::new("s", "other"),
+            downstream: TopicName::new("copy", "other"),
+        }];
+        let saved = ready(start(&plan, &[file(0, 4, vec![entry(1, 1)])], 2));
+        assert_eq!((saved.feeds.len(), saved.moved.len()), (1, 0));
+    }
+}

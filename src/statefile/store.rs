@@ -610,7 +610,8 @@ mod tests {
 
     #[test]
     fn interrupted_operations_start_again_and_not_for_ever() {
-        let once = |n: usize, _: &Op| (n % 2 == 0 && n < 4).then_some(Fault::Fails(libc::EINTR));
+        let once =
+            |n: usize, _: &Op| (n.is_multiple_of(2) && n < 4).then_some(Fault::Fails(libc::EINTR));
         let mut on_disk = disk(Direct::Works, Some(1), false);
         assert_eq!(run(&mut on_disk, &mut save(2), once, |_| ()).0, Ok(()));
 

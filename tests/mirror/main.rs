@@ -3,6 +3,8 @@
 //! Every test ends in the same oracle: both sides hold the same messages in the same order, or
 //! the feed stopped with the reason that the documents promise.
 
+#![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
+
 mod random;
 mod world;
 

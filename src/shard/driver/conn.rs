@@ -149,7 +149,7 @@ impl Conn {
 
 async fn run(shared: Rc<Shared>) {
     let cause = match login::establish(&shared).await {
-        Ok((stream, session, server_version)) => {
+        Ok(login::Established { stream, intake, session, server_version }) => {
             let now = Instant::now();
             {
                 let mut state = shared.state.borrow_mut();
@@ -158,7 +158,7 @@ async fn run(shared: Rc<Shared>) {
                 state.watch_at = Some(now + IDLE_PING);
             }
             shared.events.push(Event::ConnUp { conn: shared.conn, server_version });
-            traffic::run(&shared, stream).await;
+            traffic::run(&shared, stream, intake).await;
             shared.cause().unwrap_or_else(|| ConnError::Lost("ended without a cause".into()))
         }
         Err(cause) => cause,

@@ -12,7 +12,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ use crate::batch::FeedId;
 use crate::config::{MirrorPlan, Plan, Shards};
 use crate::shard::event::{FeedSpec, FromControl, ToControl};
 use crate::shard::large_slot::LargeSlot;
-use crate::shard::mailbox::{FromShard, Inbox, Post, Signed, ToShard, mailbox};
+use crate::shard::mailbox::{FromShard, Post, Signed, ToShard, mailbox};
 use crate::shard::pin::{PinError, allowed_cpus, choose_cpus};
 use crate::shard::pipeline::budget::{FEED_SHARE, SHARD_RESERVE};
 use crate::shard::pipeline::{Pipeline, PipelineConfig};
@@ -149,11 +148,13 @@ pub fn run(
 ) -> Result<RunOutcome, StartError> {
     let (mut runtime, _) = Runtimes::new(IoDriver::Epoll).build()?;
     runtime.block_on(async move {
-        let stop = options.stop;
-        let started = Parts { runtimes: options.runtimes, cpus: options.cpus };
-        let (control, letters) = Control::new(plan, started, options.faults, options.publish)?;
+        let RunOptions { cpus, runtimes, faults, stop, publish } = options;
+        let (post, inbox, heard) = mailbox::<Signed>(FROM_SHARDS)?;
+        let resolver = ResolverThread::start()?;
+        let state_dir = Arc::new(StateDir::new(plan.daemon.state_dir.clone()));
+        let seed = Seed { plan, cpus, runtimes, faults, resolver, state_dir, post };
+        let control = Control::new(seed, publish)?;
         let receiver = control.clone();
-        let (inbox, heard) = letters;
         monoio::spawn(listen(heard, inbox, move |(shard, letter)| {
             receiver.letter(shard, letter);
             true
@@ -175,9 +176,45 @@ async fn await_stop(control: Rc<Control>, bell: StopBell) {
     }
 }
 
-struct Parts {
-    runtimes: Runtimes,
+/// What shards and control thread are made of.
+struct Seed<'a> {
+    plan: &'a Plan,
     cpus: Vec<u16>,
+    runtimes: Runtimes,
+    faults: FileFaults,
+    resolver: ResolverThread,
+    state_dir: Arc<StateDir>,
+    post: Post<Signed>,
+}
+
+impl Seed<'_> {
+    fn start_shards(&self) -> io::Result<Vec<Shard>> {
+        let count = u64::try_from(self.cpus.len().max(1)).unwrap_or(u64::MAX);
+        let mut shards = Vec::new();
+        for (number, cpu) in (0..).zip(&self.cpus) {
+            let (to_shard, inbox, heard) = mailbox(TO_SHARD)?;
+            let start = ShardStart {
+                shard: number,
+                cpu: Some(*cpu),
+                runtimes: self.runtimes.clone(),
+                clusters: self.plan.clusters.clone(),
+                state_dir: self.state_dir.clone(),
+                faults: self.faults.clone(),
+                resolver: self.resolver.clone(),
+                inbox: (inbox, heard),
+                post: self.post.clone(),
+            };
+            let config = PipelineConfig {
+                shard: number,
+                buffer_limit: self.plan.daemon.max_buffered_bytes / count,
+                seed: fastrand::u64(..),
+            };
+            // Not joined: the thread's last letter says that it is done.
+            drop(shard::spawn(start, move || Pipeline::new(config))?);
+            shards.push(Shard::new(to_shard));
+        }
+        Ok(shards)
+    }
 }
 
 /// State of the control thread, shared by its tasks.
@@ -216,44 +253,14 @@ struct FeedHome {
 }
 
 impl Control {
-    fn new(
-        plan: &Plan,
-        parts: Parts,
-        faults: FileFaults,
-        publish: Publish,
-    ) -> io::Result<(Rc<Control>, (Inbox<Signed>, UnixStream))> {
-        let (post, inbox, heard) = mailbox::<Signed>(FROM_SHARDS)?;
-        let resolver = ResolverThread::start()?;
-        let state_dir = Arc::new(StateDir::new(plan.daemon.state_dir.clone()));
-        let count = u64::try_from(parts.cpus.len().max(1)).unwrap_or(u64::MAX);
-        let mut shards = Vec::new();
-        for (number, cpu) in (0..).zip(parts.cpus) {
-            let (to_shard, inbox, heard) = mailbox(TO_SHARD)?;
-            let start = ShardStart {
-                shard: number,
-                cpu: Some(cpu),
-                runtimes: parts.runtimes.clone(),
-                clusters: plan.clusters.clone(),
-                state_dir: state_dir.clone(),
-                faults: faults.clone(),
-                resolver: resolver.clone(),
-                inbox: (inbox, heard),
-                post: post.clone(),
-            };
-            let config = PipelineConfig {
-                shard: number,
-                buffer_limit: plan.daemon.max_buffered_bytes / count,
-                seed: fastrand::u64(..),
-            };
-            // Not joined: the thread's last letter says that it is done.
-            drop(shard::spawn(start, move || Pipeline::new(config))?);
-            shards.push(Shard::new(to_shard));
-        }
-        let control = Rc::new(Control {
+    fn new(seed: Seed<'_>, publish: Publish) -> io::Result<Rc<Control>> {
+        let shards = seed.start_shards()?;
+        Ok(Rc::new(Control {
             clock: Clock::start(),
-            state_dir,
-            faults,
-            resolver: Resolver::new(resolver)?,
+            drain_timeout: seed.plan.daemon.drain_timeout,
+            state_dir: seed.state_dir,
+            faults: seed.faults,
+            resolver: Resolver::new(seed.resolver)?,
             shards: RefCell::new(shards),
             sources: RefCell::default(),
             feeds: RefCell::default(),
@@ -263,9 +270,7 @@ impl Control {
             stopping: Cell::new(false),
             failed: RefCell::default(),
             changed: Notify::default(),
-            drain_timeout: plan.daemon.drain_timeout,
-        });
-        Ok((control, (inbox, heard)))
+        }))
     }
 
     fn start_sources(self: &Rc<Self>, plan: &Plan, found: &[FoundFile]) {

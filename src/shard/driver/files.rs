@@ -160,6 +160,11 @@ pub enum LockError {
     },
 }
 
+/// The file that is locked.
+pub fn lock_path(dir: &Path) -> PathBuf {
+    dir.join(LOCK_FILE)
+}
+
 /// Takes the directory for this process, or says who has it. Blocks, but not for the lock.
 pub fn lock(dir: &Path) -> Result<DirLock, LockError> {
     let named = || dir.display().to_string();
@@ -172,7 +177,7 @@ pub fn lock(dir: &Path) -> Result<DirLock, LockError> {
         .mode(MODE)
         // A link of that name would have us truncate a file elsewhere.
         .custom_flags(libc::O_NOFOLLOW)
-        .open(dir.join(LOCK_FILE))
+        .open(lock_path(dir))
         .map_err(unusable)?;
     match file.try_lock() {
         Ok(()) => {}

@@ -12,8 +12,9 @@ use monoio::net::TcpStream;
 
 use super::conn::Shared;
 use super::frames::{Frame, WriteBatch};
+use super::intake::Intake;
 use super::socket;
-use super::traffic::{read_full, read_header, write_some};
+use super::traffic::write_some;
 use super::wake::with_alarm;
 use crate::config;
 use crate::iggy_wire::error::{eviction_is_final, eviction_words};
@@ -25,8 +26,17 @@ const LOGIN_LIMIT: usize = 64 * 1024;
 /// Socket addresses tried for one configured address.
 const MAX_RESOLVED: usize = 8;
 
-/// A connection that is logged in, and the server's version.
-pub type Established = (TcpStream, Session, String);
+/// A connection that is logged in.
+pub struct Established {
+    /// Its socket.
+    pub stream: TcpStream,
+    /// What arrived behind the login reply.
+    pub intake: Intake,
+    /// Its session.
+    pub session: Session,
+    /// The server's version.
+    pub server_version: String,
+}
 
 /// Tries the cluster's addresses.
 pub(super) async fn establish(shared: &Shared) -> Result<Established, ConnError> {
@@ -109,7 +119,9 @@ impl Attempt<'_> {
 
     async fn log_in(&self, mut stream: TcpStream) -> Result<Established, ConnError> {
         match self.exchange(&mut stream).await {
-            Ok((session, version)) => Ok((stream, session, version)),
+            Ok((intake, session, server_version)) => {
+                Ok(Established { stream, intake, session, server_version })
+            }
             Err(error) => {
                 self.shared.own_socket(None);
                 socket::close(stream);
@@ -118,7 +130,10 @@ impl Attempt<'_> {
         }
     }
 
-    async fn exchange(&self, stream: &mut TcpStream) -> Result<(Session, String), ConnError> {
+    async fn exchange(
+        &self,
+        stream: &mut TcpStream,
+    ) -> Result<(Intake, Session, String), ConnError> {
         let lost = |error: std::io::Error| ConnError::Lost(format!("{}: {error}", self.address));
         let protocol = |error: &dyn std::fmt::Display| {
             ConnError::Protocol(format!("{}: {error}", self.address))
@@ -134,17 +149,19 @@ impl Attempt<'_> {
             batch = back;
             batch.advance(written.map_err(lost)?, |_| ());
         }
+        let mut intake = Intake::default();
         loop {
-            let header = read_header(stream).await.map_err(lost)?;
+            let header = intake.header(stream).await.map_err(lost)?;
             let incoming = session.on_header(&header).map_err(|e| protocol(&e))?;
             if incoming.body_len > LOGIN_LIMIT {
                 return Err(protocol(&format!("login reply of {} bytes", incoming.frame_len())));
             }
-            let body = read_full(stream, incoming.body_len, |_| ()).await.map_err(lost)?;
+            let body = intake.body(stream, incoming.body_len, |_| ()).await.map_err(lost)?;
             let delivery = session.on_reply(&incoming, Bytes::from(body));
             match delivery.map_err(|e| protocol(&e))? {
                 Delivery::LoggedIn { server_version, .. } => {
-                    return self.check_version(&server_version).map(|()| (session, server_version));
+                    self.check_version(&server_version)?;
+                    return Ok((intake, session, server_version));
                 }
                 Delivery::LoginRefused { error, transient: true } => {
                     let why = error.map_or_else(|| "not ready".into(), |e| e.to_string());

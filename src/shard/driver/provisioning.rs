@@ -150,7 +150,7 @@ fn step(control: &Control, source: &Source, generation: u64) -> Next {
     let changed = !outputs.is_empty();
     for output in outputs {
         match output {
-            Output::Add(feed) => control.add_feed(source, feed, generation),
+            Output::Add(feed) => control.add_feed(source, *feed, generation),
             Output::Ready { feed, result } => control.destination_ready(feed, result),
             Output::Notice(text) => tracing::warn!(source = %source.plan.key, "{text}"),
         }

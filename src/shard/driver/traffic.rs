@@ -1,8 +1,8 @@
 //! What a connection does while it is up: reader, writer and watchdog in one task.
 //!
-//! The reader takes 256 bytes, compares the announced length with what the request reserved, and
-//! reads the body into one buffer of exactly that size; a body nobody waits for is thrown away
-//! in small pieces. No buffer is kept while the connection is idle.
+//! The reader takes a header, compares the announced length with what the request reserved, and
+//! reads the body into one buffer of exactly that size ([`Intake`]); a body nobody waits for is
+//! thrown away in small pieces.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -12,25 +12,22 @@ use std::task::Poll;
 use std::time::Instant;
 
 use bytes::Bytes;
-use monoio::buf::SliceMut;
 use monoio::io::{AsyncReadRent, AsyncWriteRent, Splitable};
 use monoio::net::TcpStream;
 
 use super::conn::Shared;
 use super::frames::WriteBatch;
+use super::intake::Intake;
 use super::socket;
-use crate::iggy_wire::frame::{HEADER_LEN, HeaderBytes};
+use crate::iggy_wire::frame::HeaderBytes;
 use crate::iggy_wire::session::{Delivery, Incoming};
 use crate::shard::event::{ConnError, Failure};
 
-/// Piece in which an unwanted body is thrown away.
-const DISCARD: usize = 64 * 1024;
-
 /// Runs the connection to its end and closes the socket.
-pub(super) async fn run(shared: &Shared, stream: TcpStream) {
+pub(super) async fn run(shared: &Shared, stream: TcpStream, intake: Intake) {
     let (mut reading, mut writing) = stream.into_split();
     {
-        let mut reader = pin!(read_all(shared, &mut reading));
+        let mut reader = pin!(read_all(shared, &mut reading, intake));
         let mut writer = pin!(write_all(shared, &mut writing));
         let mut watchdog = pin!(watch(shared));
         let (read_done, write_done) = (Cell::new(false), Cell::new(false));
@@ -57,11 +54,11 @@ pub(super) async fn run(shared: &Shared, stream: TcpStream) {
     }
 }
 
-async fn read_all(shared: &Shared, stream: &mut impl AsyncReadRent) {
+async fn read_all(shared: &Shared, stream: &mut impl AsyncReadRent, mut intake: Intake) {
     let lost = |error: io::Error| ConnError::Lost(error.to_string());
     while !shared.is_ending() {
-        let outcome = match read_header(stream).await {
-            Ok(header) => read_one(shared, stream, &header).await,
+        let outcome = match intake.header(stream).await {
+            Ok(header) => read_one(shared, stream, &mut intake, &header).await,
             Err(error) => Err(lost(error)),
         };
         if let Err(cause) = outcome {
@@ -74,6 +71,7 @@ async fn read_all(shared: &Shared, stream: &mut impl AsyncReadRent) {
 async fn read_one(
     shared: &Shared,
     stream: &mut impl AsyncReadRent,
+    intake: &mut Intake,
     header: &HeaderBytes,
 ) -> Result<(), ConnError> {
     let incoming = shared
@@ -90,9 +88,9 @@ async fn read_one(
     let lost = |error: io::Error| ConnError::Lost(error.to_string());
     let heard = |_| shared.heard(incoming.number, Instant::now());
     let body = if incoming.number.is_some() {
-        read_full(stream, incoming.body_len, heard).await.map_err(lost)?
+        intake.body(stream, incoming.body_len, heard).await.map_err(lost)?
     } else {
-        discard(stream, incoming.body_len, heard).await.map_err(lost)?;
+        intake.discard(stream, incoming.body_len, heard).await.map_err(lost)?;
         Vec::new()
     };
     deliver(shared, &incoming, Bytes::from(body))
@@ -176,43 +174,4 @@ pub(super) async fn write_some(
         (Ok(0), batch) => (Err(io::ErrorKind::WriteZero.into()), batch),
         outcome => outcome,
     }
-}
-
-/// Exactly a header.
-pub(super) async fn read_header(stream: &mut impl AsyncReadRent) -> io::Result<HeaderBytes> {
-    let bytes = read_full(stream, HEADER_LEN, |_| ()).await?;
-    bytes.try_into().map_err(|_| io::ErrorKind::UnexpectedEof.into())
-}
-
-/// Exactly `len` bytes, in a buffer of that size that is not zeroed first.
-pub(super) async fn read_full(
-    stream: &mut impl AsyncReadRent,
-    len: usize,
-    mut progress: impl FnMut(usize),
-) -> io::Result<Vec<u8>> {
-    let mut buffer = Vec::with_capacity(len);
-    while buffer.len() < len {
-        let filled = buffer.len();
-        let (read, slice) = stream.read(SliceMut::new(buffer, filled, len)).await;
-        buffer = slice.into_inner();
-        match read? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            bytes => progress(bytes),
-        }
-    }
-    Ok(buffer)
-}
-
-async fn discard(
-    stream: &mut impl AsyncReadRent,
-    len: usize,
-    progress: impl Fn(usize),
-) -> io::Result<()> {
-    let mut left = len;
-    while left > 0 {
-        let piece = left.min(DISCARD);
-        read_full(stream, piece, &progress).await?;
-        left -= piece;
-    }
-    Ok(())
 }

@@ -306,11 +306,11 @@ impl Pipeline {
         if feed.is_quiet() && self.watches.watch(key.0, key.1, id) {
             feed.sleep();
         }
-        if let Some(at) = feed.wake_at.map(|at| at.max(Millis(now.mono.0 + 1))) {
-            if feed.timer.is_none_or(|queued| at < queued) {
-                feed.timer = Some(at);
-                self.timers.push(Reverse((at, id)));
-            }
+        if let Some(at) = feed.wake_at.map(|at| at.max(Millis(now.mono.0 + 1)))
+            && feed.timer.is_none_or(|queued| at < queued)
+        {
+            feed.timer = Some(at);
+            self.timers.push(Reverse((at, id)));
         }
     }
 

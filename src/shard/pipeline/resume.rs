@@ -35,12 +35,12 @@ impl Feed {
         if !ctx.conns.is_up(self.up) || !ctx.conns.is_up(self.down) {
             return;
         }
-        if let Some(until) = self.settle_until {
-            if ctx.now.mono < until {
-                self.say(reason::SETTLING, "a send of a lost connection may still arrive", ctx.now);
-                self.wake_at = Some(until);
-                return;
-            }
+        if let Some(until) = self.settle_until
+            && ctx.now.mono < until
+        {
+            self.say(reason::SETTLING, "a send of a lost connection may still arrive", ctx.now);
+            self.wake_at = Some(until);
+            return;
         }
         if self.wide && self.large != LargeSlot::Held {
             self.want_slot(ctx);

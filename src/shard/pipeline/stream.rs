@@ -69,14 +69,14 @@ impl Feed {
     }
 
     fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some((offset, why, seen)) = &self.bad {
-            if *seen > 1 {
-                if self.writer.is_empty() {
-                    let detail = format!("upstream offset {offset}: {why}");
-                    self.fail(ctx, reason::BAD_RECORD, detail);
-                }
-                return;
+        if let Some((offset, why, seen)) = &self.bad
+            && *seen > 1
+        {
+            if self.writer.is_empty() {
+                let detail = format!("upstream offset {offset}: {why}");
+                self.fail(ctx, reason::BAD_RECORD, detail);
             }
+            return;
         }
         if self.reader.is_waiting() || self.holding.replies() >= REPLIES_AHEAD {
             return;

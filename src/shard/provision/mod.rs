@@ -12,7 +12,7 @@
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
-mod options;
+pub mod options;
 #[cfg(test)]
 mod tests;
 mod topic;
@@ -20,6 +20,8 @@ mod topic;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+#[cfg(test)]
+pub(crate) use self::tests::plan as sample_plan;
 pub use self::topic::condition;
 use self::topic::{Link, Step, Topic, failure_words};
 use super::event::{ConnError, Failure};
@@ -87,7 +89,7 @@ pub struct NewFeed {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// Run this feed.
-    Add(NewFeed),
+    Add(Box<NewFeed>),
     /// The answer to [`Provisioner::ensure`].
     Ready {
         /// Who asked.
@@ -245,14 +247,14 @@ impl Provisioner {
             topic.downstream_created_at =
                 topic.downstream_created_at.max(entry.downstream_created_at);
             topic.added.insert(entry.partition);
-            self.outputs.push(Output::Add(NewFeed {
+            self.outputs.push(Output::Add(Box::new(NewFeed {
                 topic: index,
                 partition: entry.partition,
                 saved: Some(entry.clone()),
                 late: false,
                 upstream_created_at: entry.upstream_created_at,
                 downstream_created_at: entry.downstream_created_at,
-            }));
+            })));
         }
     }
 
@@ -406,14 +408,14 @@ impl Provisioner {
         let upstream_created_at = topic.upstream.as_ref().map_or(0, |info| info.created_at);
         for partition in 0..partitions {
             if topic.added.insert(partition) {
-                self.outputs.push(Output::Add(NewFeed {
+                self.outputs.push(Output::Add(Box::new(NewFeed {
                     topic: index,
                     partition,
                     saved: None,
                     late: self.has_history || topic.late,
                     upstream_created_at,
                     downstream_created_at: info.created_at,
-                }));
+                })));
             }
         }
         for feed in topic.ensuring.drain(..) {

@@ -125,7 +125,7 @@ fn cluster(key: &str) -> Arc<ClusterPlan> {
     })
 }
 
-fn plan(topics: &[&str]) -> MirrorPlan {
+pub(crate) fn plan(topics: &[&str]) -> MirrorPlan {
     let topic = |name: &&str| TopicPlan {
         upstream: TopicName::new("s", name),
         downstream: TopicName::new("copy", name),
@@ -201,7 +201,7 @@ impl World {
     fn collect(&mut self) {
         for output in self.machine.take_outputs() {
             match output {
-                Output::Add(feed) => self.added.push(feed),
+                Output::Add(feed) => self.added.push(*feed),
                 Output::Ready { feed, result } => self.ready.push((feed, result)),
                 Output::Notice(text) => self.notices.push(text),
             }

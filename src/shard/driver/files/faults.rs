@@ -1,7 +1,5 @@
-//! Faults of the file layer, by rule, for tests of the real binary.
-//!
-//! Off unless `TIDEGATE_FAULT_FILES` is set (or a test builds them). Rules are separated by `;`:
-//!
+//! Faults of the file layer, by rule, for tests of the real binary: off unless
+//! `TIDEGATE_FAULT_FILES` is set (or a test builds them). Rules are separated by `;`:
 //! ```text
 //!   log=PATH                         one line per operation: file, step, result, tab-separated
 //!   STEP:ACTION[:CONDITION]...
