@@ -29,6 +29,11 @@ impl Mischief {
         Mischief((0..count).map(|_| Rule::choose(rng, topic, partitions)).collect())
     }
 
+    /// Whether a send may be appended after its connection is gone.
+    pub fn appends_late(&self) -> bool {
+        self.0.iter().any(|rule| matches!(rule.fault, Fault::LateAppend { .. }))
+    }
+
     /// Sets them.
     pub fn set(&self, brokers: &Loopbacks) {
         for rule in &self.0 {
