@@ -140,6 +140,17 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    /// Servers that outlive the test get rid of its topics; a failed test keeps its evidence.
+    fn drop(&mut self) {
+        let is_lasting = self.pair.up.control().is_none();
+        if is_lasting && !std::thread::panicking() {
+            self.pair.up.delete_stream(&self.topic.stream);
+            self.pair.down.delete_stream(&self.topic.stream);
+        }
+    }
+}
+
 /// One source as status shows it.
 fn source(daemon: &Daemon, key: &str) -> Option<Value> {
     let status = daemon.status()?;
