@@ -78,8 +78,15 @@ impl Rig {
         (0..self.partitions).for_each(|partition| self.write(partition, numbers.clone()));
     }
 
+    /// Starts a daemon; it has taken its state directory and hears signals.
+    #[track_caller]
     fn start(&self) -> Daemon {
-        Daemon::start(&self.home, &self.config)
+        let mut daemon = Daemon::start(&self.home, &self.config);
+        eventually(LIMIT, "a start", || {
+            daemon.assert_running();
+            when(daemon.lines().iter().any(|line| line.contains("\"message\":\"started\"")))
+        });
+        daemon
     }
 
     fn up_end(&self, partition: u32) -> u64 {

@@ -141,11 +141,11 @@ fn an_admin_address_that_is_taken_ends_with_2_and_names_it() {
 #[test]
 fn more_shards_than_cpus_and_too_small_buffers_end_with_2() {
     let rig = rig();
-    for (key, value, words) in [
-        ("shards", toml::Value::from(1_024), "affinity mask allows only"),
-        ("max_buffered_bytes", "4MiB".into(), "max_buffered_bytes"),
-    ] {
-        let config = rig.config.clone().daemon(key, value).text(&rig.home);
+    for (shards, bytes, words) in
+        [(1_024, "64GiB", "affinity mask allows only"), (1, "4MiB", "max_buffered_bytes")]
+    {
+        let config = rig.config.clone().daemon("shards", shards);
+        let config = config.daemon("max_buffered_bytes", bytes).text(&rig.home);
         let (code, said) = refused(&rig.home, &config);
         assert_eq!(code, 2, "{said}");
         assert!(said.contains(words), "{said}");

@@ -96,8 +96,9 @@ fn a_damaged_file_stops_its_source_alone_and_is_left_as_it_is() {
         assert!(detail.contains(&path.display().to_string()), "{detail}");
         assert!(detail.contains(words), "{words:?}: {detail}");
         eventually(LIMIT, "the other source", || when(pair.down.end(&other, 0) == 30));
-        let status = source(&daemon, "other").expect("the other source");
-        assert_eq!(status["status"], "Running", "{status:#}");
+        eventually(LIMIT, "the other source to run", || {
+            source(&daemon, "other").filter(|other| other["status"] == "Running")
+        });
         assert_eq!((rig.down_end(0), rig.down_end(1)), (50, 50), "nothing starts afresh");
         daemon.stop();
         assert_eq!(content(&path), before, "{kind:?}: the file is evidence");
