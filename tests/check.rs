@@ -309,7 +309,7 @@ fn options_that_the_destination_does_not_know_are_named() {
     let Some(brokers) = Loopbacks::start("unknown options") else { return };
     let home = Home::new();
     let topic = unique_topic("check");
-    let options = [("durability", "persisted"), ("message_expiry", "3600000000")];
+    let options = [("durability", "persisted"), ("message_expiry", "1h")];
     let created = brokers.up.create_topic_with(&topic.stream, &topic.topic, 1, &options);
     assert_eq!(created, Ok(true));
     let options = ServerOptions { flavour: Flavour::Edge5, ..ServerOptions::default() };

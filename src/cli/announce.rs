@@ -4,17 +4,25 @@
 use std::collections::HashMap;
 
 use crate::batch::FeedId;
-use crate::shard::snapshot::{Condition, ShardSnapshot, SourceFinding, Status};
+use crate::shard::snapshot::{Condition, FeedSnapshot, ShardSnapshot, SourceFinding, Status};
 
 /// Remembers what was said last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Announcer {
+    started_at: u64,
     feeds: HashMap<FeedId, (Status, &'static str)>,
     findings: Vec<(String, Status, &'static str)>,
     gaps: HashMap<FeedId, u64>,
 }
 
 impl Announcer {
+    /// `started_at`: when the daemon started, microseconds since the Unix epoch. What the state
+    /// files know from before has been said.
+    pub fn new(started_at: u64) -> Announcer {
+        let (feeds, findings, gaps) = Default::default();
+        Announcer { started_at, feeds, findings, gaps }
+    }
+
     /// Logs what differs from the last call.
     pub fn announce(&mut self, snapshots: &[ShardSnapshot], findings: &[SourceFinding]) {
         for feed in snapshots.iter().flat_map(|snapshot| &snapshot.feeds) {
@@ -23,17 +31,7 @@ impl Announcer {
                 let topic = feed.upstream.to_string();
                 say(&feed.source, &topic, Some(feed.partition), &feed.condition);
             }
-            let gaps = feed.counters.gaps;
-            let known = self.gaps.insert(feed.id, gaps);
-            if known.is_some_and(|known| known < gaps)
-                && let Some(gap) = feed.gaps.last()
-            {
-                tracing::warn!(
-                    source = %feed.source, topic = %feed.upstream, partition = feed.partition,
-                    first = gap.first, last = gap.last, missing = gap.len(),
-                    "gap: retention removed messages before they were copied"
-                );
-            }
+            self.announce_gaps(feed);
         }
         let mut seen = Vec::new();
         for finding in findings {
@@ -46,6 +44,21 @@ impl Announcer {
             seen.push(now);
         }
         self.findings = seen;
+    }
+
+    fn announce_gaps(&mut self, feed: &FeedSnapshot) {
+        let all = feed.counters.gaps;
+        let news = match self.gaps.insert(feed.id, all) {
+            Some(known) => usize::try_from(all.saturating_sub(known)).unwrap_or(usize::MAX),
+            None => feed.gaps.iter().filter(|gap| gap.found_at >= self.started_at).count(),
+        };
+        for gap in feed.gaps.iter().skip(feed.gaps.len().saturating_sub(news)) {
+            tracing::warn!(
+                source = %feed.source, topic = %feed.upstream, partition = feed.partition,
+                first = gap.first, last = gap.last, missing = gap.len(),
+                "gap: retention removed messages before they were copied"
+            );
+        }
     }
 }
 

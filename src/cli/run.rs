@@ -46,7 +46,9 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
         Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
     };
     let shards = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-    let board = Board::new(DaemonInfo::new(&plan, shards));
+    let info = DaemonInfo::new(&plan, shards);
+    let mut announcer = Announcer::new(info.started_at);
+    let board = Board::new(info);
     let admin = match admin_of(&plan, &board) {
         Ok(admin) => admin,
         Err(why) => return report::fail(false, Exit::Usage, &why),
@@ -58,7 +60,6 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
         state_dir = %plan.daemon.state_dir.display(),
         "started"
     );
-    let mut announcer = Announcer::default();
     let options = RunOptions {
         cpus,
         runtimes: Runtimes::from_environment(),

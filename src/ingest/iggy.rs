@@ -145,6 +145,11 @@ impl Reader {
         self.end
     }
 
+    /// The end as somebody else saw it, while this reader does not poll.
+    pub fn saw_end(&mut self, end: u64) {
+        self.end = end;
+    }
+
     /// When the next poll may go out.
     pub fn next_at(&self) -> Millis {
         self.next_at

@@ -313,6 +313,29 @@ fn a_reset_log_that_grew_past_the_old_end_is_noticed() {
 }
 
 #[test]
+fn another_log_in_place_of_a_stopped_one_is_upstreams_change_not_the_destinations() {
+    for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
+        let mut w = world_with(MirrorPlan { on_history_changed: policy, ..plan() }, 1);
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 100));
+        w.run(2 * SECOND);
+        w.kill();
+        w.up.core.log("orders", "events", 0).unwrap().clear();
+        w.write(true, 0, 5000, 150);
+        w.start(1);
+        if policy == OnHistoryChanged::Fail {
+            w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
+            assert_eq!(w.feed(0).condition.reason, "history_changed");
+            assert_eq!(w.read(false, 0).len(), 100, "nothing of the new history was copied");
+        } else {
+            w.until("restarted", |w| w.feed(0).epoch == 1 && copied(w, 0, 150));
+            assert_eq!((w.read(false, 0).len(), w.feed(0).delta), (250, 100));
+        }
+    }
+}
+
+#[test]
 fn a_recreated_upstream_topic_is_another_history() {
     for more in [10, 100, 500] {
         let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
@@ -571,6 +594,43 @@ fn either_side_down_at_start_or_for_long_is_survived_h06() {
         w.until("copied", |w| copied(w, 0, 200));
         w.assert_equal(1);
     }
+}
+
+#[test]
+fn lag_grows_while_the_destination_is_away_and_after_a_stop() {
+    let mut w = world(2);
+    (0..2).for_each(|partition| w.write(true, partition, 0, 100));
+    w.start(2);
+    w.until("copied", |w| copied(w, 0, 100) && copied(w, 1, 100));
+    w.cut(false, false);
+    w.write(true, 0, 100, 30);
+    w.write(true, 1, 100, 1);
+    w.until("lag", |w| w.feed(0).lag_messages == 30 && w.feed(1).lag_messages == 1);
+    w.cut(false, true);
+    w.until("copied", |w| copied(w, 0, 130) && copied(w, 1, 101));
+    assert_eq!((w.feed(0).lag_messages, w.feed(1).lag_messages), (0, 0));
+    // Stopped for good: what is not copied is still lag.
+    w.write(false, 0, 9000, 1);
+    w.write(true, 0, 130, 5);
+    w.until("stopped", |w| w.feed(0).condition.reason == "diverged");
+    w.write(true, 0, 135, 5);
+    w.until("lag", |w| w.feed(0).lag_messages == 10);
+}
+
+#[test]
+fn balanced_feeds_need_no_partition_of_their_own_at_the_destination() {
+    let mut w = World::new(MirrorPlan { partitions: Partitions::Balanced, ..plan() });
+    w.create(true, "orders", "events", 3);
+    w.create(false, "orders", "events", 1);
+    (0..3).for_each(|partition| w.write(true, partition, 0, 50));
+    w.start(3);
+    w.until("copied", |w| (0..3).all(|partition| copied(w, partition, 50)));
+    w.run(2 * SECOND);
+    w.kill();
+    (0..3).for_each(|partition| w.write(true, partition, 50, 10));
+    w.start(3);
+    w.until("copied", |w| (0..3).all(|partition| copied(w, partition, 60)));
+    assert_eq!(w.read(false, 0).len(), 180);
 }
 
 #[test]

@@ -524,6 +524,8 @@ impl World {
                 Effect::LateAppend(after, late) => {
                     let millis = u64::try_from(after.as_millis()).unwrap();
                     self.later(millis, Due::Late { upstream, late });
+                    let cause = ConnError::Lost("closed by peer".into());
+                    self.drop_link(conn, cause, Failure::Lost, None);
                 }
             }
         }

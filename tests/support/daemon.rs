@@ -25,6 +25,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Directory and admin port of a daemon; they outlive the process.
 pub struct Home {
     dir: TempDir,
+    state: PathBuf,
     admin: SocketAddr,
 }
 
@@ -35,6 +36,7 @@ pub struct Config {
     down: String,
     include: Vec<String>,
     keys: [Vec<(String, toml::Value)>; 4],
+    more: String,
 }
 
 /// A running daemon, killed and reaped with its handle.
@@ -47,10 +49,16 @@ impl Home {
     /// An empty directory.
     pub fn new() -> Home {
         let dir = tempfile::Builder::new().prefix("tidegate-test-").tempdir().expect("a directory");
-        std::fs::create_dir(dir.path().join("state")).expect("a state directory");
+        let state = dir.path().join("state");
+        std::fs::create_dir(&state).expect("a state directory");
         // Somebody may take the port before the daemon does; the daemon then says so.
         let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        Home { dir, admin: port.expect("a free port") }
+        Home { dir, state, admin: port.expect("a free port") }
+    }
+
+    /// The same with state files somewhere else.
+    pub fn with_state_dir(state: &Path) -> Home {
+        Home { state: state.to_owned(), ..Home::new() }
     }
 
     /// Where test files may go.
@@ -60,7 +68,7 @@ impl Home {
 
     /// The daemon's `state_dir`.
     pub fn state_dir(&self) -> PathBuf {
-        self.dir.path().join("state")
+        self.state.clone()
     }
 
     /// The configuration file.
@@ -92,7 +100,8 @@ impl Config {
     /// The same by address, for proxies.
     pub fn between(up: impl ToString, down: impl ToString) -> Config {
         let (up, down) = (up.to_string(), down.to_string());
-        let config = Config { up, down, include: Vec::new(), keys: Default::default() };
+        let (include, keys, more) = (Vec::new(), Default::default(), String::new());
+        let config = Config { up, down, include, keys, more };
         // A broker in this process may call itself anything; a real one may be a snapshot.
         let config = config.up("allow_untested_server", true).down("allow_untested_server", true);
         let config = config.daemon("log_level", "info,tidegate=debug");
@@ -144,6 +153,22 @@ impl Config {
         self.with(SOURCE, key, value.into())
     }
 
+    /// One more source between the same clusters, with the other one's keys.
+    pub fn second_source(mut self, key: &str, topic: &TopicName) -> Config {
+        self.more.push_str(&format!(
+            "\n[sources.{key}]\nkind = \"iggy\"\nfrom = \"up\"\nto = \"down\"\n\
+             include = [ {{ stream = {:?}, topic = {:?} }} ]\n{}",
+            topic.stream,
+            topic.topic,
+            self.keys_of(SOURCE)
+        ));
+        self
+    }
+
+    fn keys_of(&self, table: usize) -> String {
+        self.keys[table].iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
+    }
+
     fn with(mut self, table: usize, key: &str, value: toml::Value) -> Config {
         self.keys[table].retain(|(known, _)| known != key);
         self.keys[table].push((key.to_owned(), value));
@@ -152,9 +177,7 @@ impl Config {
 
     /// The file for this directory.
     pub fn text(&self, home: &Home) -> String {
-        let keys = |table: usize| -> String {
-            self.keys[table].iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
-        };
+        let keys = |table: usize| self.keys_of(table);
         let cluster = |name: &str, address: &str, table: usize| {
             format!(
                 "[clusters.{name}]\naddress = {address:?}\nusername = \"iggy\"\n\
@@ -165,7 +188,7 @@ impl Config {
         format!(
             "[daemon]\nstate_dir = {:?}\n{}\n[admin]\nlisten = \"{}\"\n\n{}{}\
              [sources.mirror]\nkind = \"iggy\"\nfrom = \"up\"\nto = \"down\"\n\
-             include = [\n  {}\n]\n{}",
+             include = [\n  {}\n]\n{}{}",
             home.state_dir().display().to_string(),
             keys(DAEMON),
             home.admin,
@@ -173,6 +196,7 @@ impl Config {
             cluster("down", &self.down, DOWN),
             self.include.join(",\n  "),
             keys(SOURCE),
+            self.more,
         )
     }
 }
@@ -186,6 +210,11 @@ impl Daemon {
     /// The same with environment variables.
     pub fn start_with(home: &Home, config: &Config, environment: &[(&str, &str)]) -> Daemon {
         std::fs::write(home.config_file(), config.text(home)).expect("a configuration file");
+        Daemon::start_written(home, environment)
+    }
+
+    /// Starts `tidegate run` with the configuration file as it is.
+    pub fn start_written(home: &Home, environment: &[(&str, &str)]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.arg("run").arg("--config").arg(home.config_file());
         command.envs(environment.iter().copied());
@@ -261,10 +290,15 @@ impl Daemon {
 
     /// One GET by hand: status code and body.
     pub fn get(&self, path: &str) -> io::Result<(u16, String)> {
+        self.ask("GET", path)
+    }
+
+    /// One request by hand: status code and body.
+    pub fn ask(&self, method: &str, path: &str) -> io::Result<(u16, String)> {
         let mut socket = TcpStream::connect_timeout(&self.admin, ANSWER_LIMIT)?;
         socket.set_read_timeout(Some(ANSWER_LIMIT))?;
         let host = self.admin;
-        write!(socket, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+        write!(socket, "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -101,6 +101,9 @@ impl Feed {
                     "upstream offset {} and destination offset {there} hold different messages",
                     message.offset
                 );
+                if self.upstream_differs(&records, &compare) {
+                    return self.other_history(ctx, detail);
+                }
                 return self.diverged(ctx, detail);
             }
             equal = Some(message.offset);
@@ -117,6 +120,19 @@ impl Feed {
             return self.upstream_is_short(ctx, log_end, compare.position);
         }
         self.compare_with_saved(ctx, compare);
+    }
+
+    /// Which side holds something else: the message saved as the last one tells, if the
+    /// destination still shows it and upstream shows another one in its place (M5).
+    fn upstream_differs(&self, records: &[Record], compare: &Compare) -> bool {
+        let Some(saved) = self.entry.last else { return false };
+        let is_copy = |(at, seen): &(u64, Fingerprint)| {
+            self.map.downstream(saved.offset) == Some(*at) && *seen == saved.fingerprint
+        };
+        let mut messages = records.iter().flat_map(Record::messages);
+        let upstream = messages.find(|message| message.offset == saved.offset);
+        compare.seen.iter().any(is_copy)
+            && upstream.is_some_and(|message| fingerprint(&message) != saved.fingerprint)
     }
 
     /// The upstream log ends below what the destination holds: not ready, or another history.
@@ -192,6 +208,21 @@ impl Feed {
         if self.diverged_once {
             return self.fail(ctx, reason::DIVERGED, detail);
         }
+        self.look_again(ctx, detail);
+    }
+
+    /// Upstream holds other messages than those copied from there; looked at twice as well.
+    fn other_history(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        if !self.diverged_once {
+            return self.look_again(ctx, detail);
+        }
+        if self.history_changed(ctx, detail) {
+            self.diverged_once = false;
+            self.ask_tail(ctx);
+        }
+    }
+
+    fn look_again(&mut self, ctx: &mut Ctx<'_>, detail: String) {
         self.diverged_once = true;
         self.error(detail);
         ctx.conns.close(self.up, ctx.out);

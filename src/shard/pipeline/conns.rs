@@ -62,6 +62,8 @@ pub enum Purpose {
     Earliest,
     /// A look at a topic for its idle partitions.
     Watch,
+    /// A look at a topic for partitions that do not poll.
+    Look,
     /// The next messages.
     Poll,
     /// A send.

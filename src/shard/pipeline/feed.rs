@@ -9,7 +9,7 @@ use super::budget::{Budget, Holding};
 use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
 use super::locate::Found;
-use super::watch::ASLEEP;
+use super::watch::{ASLEEP, BLIND_AFTER};
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;
 use crate::commit::policy::Backoff;
@@ -220,6 +220,12 @@ impl Feed {
             && self.writer.is_empty()
     }
 
+    /// Has not heard for a while how far upstream is, and nothing else will tell: it stopped, or
+    /// waits for the destination or the disk.
+    pub fn is_blind(&self, now: Millis) -> bool {
+        !self.draining && !self.is_quiet() && now.since(self.reader.replied_at()) >= BLIND_AFTER
+    }
+
     /// Its topic is being watched: polls by itself only now and then.
     pub fn sleep(&mut self) {
         let at = self.reader.replied_at() + ASLEEP;
@@ -299,6 +305,7 @@ impl Feed {
             | Purpose::Identity
             | Purpose::Earliest
             | Purpose::Watch
+            | Purpose::Look
             | Purpose::Poll => self.up,
         }
     }

@@ -66,6 +66,8 @@ pub struct Pipeline {
     ready: VecDeque<FeedId>,
     timers: BinaryHeap<Reverse<(Millis, FeedId)>>,
     watches: Watches,
+    /// When partitions that do not poll are looked at again.
+    look_at: Millis,
     draining: bool,
     drained: bool,
 }
@@ -83,6 +85,7 @@ impl Pipeline {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             watches: Watches::default(),
+            look_at: Millis(0),
             draining: false,
             drained: false,
         }
@@ -108,11 +111,12 @@ impl Pipeline {
             self.turn(now, feed, out);
         }
         let watch = self.watch(now, out);
+        let look = self.look(now, out);
         let saves = self.save(now, out);
         self.finish_drain(out);
         let dials = if self.draining { None } else { self.conns.dial(now.mono, out) };
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-        [watch, saves, dials, timer].into_iter().flatten().min()
+        [watch, look, saves, dials, timer].into_iter().flatten().min()
     }
 
     /// Every feed as status shows it.
@@ -230,8 +234,10 @@ impl Pipeline {
         out: &mut Vec<Command>,
     ) {
         let Some(waiter) = self.conns.answered(ticket) else { return };
-        if waiter.purpose == Purpose::Watch {
-            return self.watched(now, waiter.feed, result);
+        match waiter.purpose {
+            Purpose::Watch => return self.watched(now, waiter.feed, result),
+            Purpose::Look => return self.looked(now, waiter.feed, result),
+            _ => {}
         }
         self.with_feed(now, waiter.feed, out, |feed, ctx| {
             if feed.round == waiter.round && !feed.is_ended() {

@@ -132,7 +132,7 @@ impl Feed {
             }
             return;
         };
-        if info.partitions_count <= self.spec.partition {
+        if info.partitions_count <= self.spec.partition && !self.is_balanced() {
             let detail = format!(
                 "destination {name} has {} partitions, partition {} is missing",
                 info.partitions_count, self.spec.partition
@@ -185,8 +185,12 @@ impl Feed {
             return;
         }
         self.identified = true;
-        if self.is_balanced() && self.started && self.restart == Restart::No {
+        if self.is_balanced() {
+            // No partition of its own there: no end to look at.
             self.lost_send = None;
+            if !self.started || self.restart != Restart::No {
+                return self.locate(ctx, 0);
+            }
             let position = self.entry.position;
             let last = self.entry.last.map(|last| last.fingerprint);
             return self.settled(ctx, position, last, 0);

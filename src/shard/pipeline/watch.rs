@@ -1,8 +1,12 @@
 //! Idle partitions of a topic are watched together: one look at the topic tells which of them
 //! has news, so that they need not be polled one by one. A hint only: every feed still polls by
 //! itself every [`ASLEEP`].
+//!
+//! Partitions that do not poll at all, because they stopped or wait for the destination or the
+//! disk, are looked at in the same way every [`BLIND_AFTER`]: what piles up upstream meanwhile is
+//! their lag (M9).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Pipeline;
@@ -18,6 +22,8 @@ use crate::time::{Millis, Now};
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often a watched feed polls by itself.
 pub const ASLEEP: Duration = Duration::from_secs(5);
+/// How often the end of partitions that do not poll is looked at.
+pub const BLIND_AFTER: Duration = Duration::from_secs(1);
 /// A topic with fewer idle feeds on this shard is not worth a look of its own.
 const FEEDS_LEAST: usize = 2;
 
@@ -104,6 +110,46 @@ impl Pipeline {
                 feed.identified &= !replaced;
                 feed.reader.nudge();
                 self.ready.push_back(*id);
+            }
+        }
+    }
+
+    /// Looks at topics of feeds that do not poll.
+    pub(super) fn look(&mut self, now: Now, out: &mut Vec<Command>) -> Wake {
+        if self.feeds.is_empty() || self.draining {
+            return None;
+        }
+        if now.mono >= self.look_at {
+            self.look_at = now.mono + BLIND_AFTER;
+            let mut asked = BTreeSet::new();
+            for feed in self.feeds.values() {
+                let ready = self.conns.is_up(feed.up) && feed.is_blind(now.mono);
+                if !ready || !asked.insert((&feed.spec.plan.key, feed.spec.topic)) {
+                    continue;
+                }
+                let name = feed.topic().upstream.clone();
+                let topic = Request::Topic { stream: name.stream, topic: name.topic };
+                let (feed, conn) = (feed.spec.id, feed.up);
+                let waiter = Waiter { feed, round: 0, purpose: Purpose::Look };
+                self.conns.request(conn, topic, TOPIC_REPLY, waiter, out);
+            }
+        }
+        Some(self.look_at)
+    }
+
+    /// Where the partitions of a topic end.
+    pub(super) fn looked(&mut self, now: Now, asked: FeedId, result: Result<Reply, Failure>) {
+        // Anything else is for the feeds themselves to find out.
+        let Ok(Reply::Topic(Some(info))) = result else { return };
+        let Some(feed) = self.feeds.get(&asked) else { return };
+        let (source, topic) = (feed.spec.plan.key.clone(), feed.spec.topic);
+        for feed in self.feeds.values_mut() {
+            let ours = feed.spec.plan.key == source && feed.spec.topic == topic;
+            let same = info.created_at == feed.entry.upstream_created_at;
+            let row = info.partitions.iter().find(|row| row.id == feed.spec.partition);
+            if let Some(row) = row.filter(|_| ours && same && feed.is_blind(now.mono)) {
+                let empty = row.messages_count == 0 && row.current_offset == 0;
+                feed.reader.saw_end(if empty { 0 } else { row.current_offset + 1 });
             }
         }
     }
