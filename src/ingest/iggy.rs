@@ -78,6 +78,7 @@ pub struct Reader {
     count: u32,
     idle: Duration,
     next_at: Millis,
+    punished_until: Millis,
     replied_at: Millis,
     end: u64,
     not_ready_since: Option<Millis>,
@@ -105,6 +106,7 @@ impl Reader {
             count: 1,
             idle: Duration::ZERO,
             next_at: Millis(0),
+            punished_until: Millis(0),
             replied_at: Millis(0),
             end: 0,
             not_ready_since: None,
@@ -127,7 +129,7 @@ impl Reader {
         self.asked = None;
         self.prove = self.last.is_some();
         self.idle = Duration::ZERO;
-        self.next_at = Millis(0);
+        self.next_at = self.punished_until;
     }
 
     /// A poll is outstanding.
@@ -175,6 +177,12 @@ impl Reader {
         self.next_at = Millis(0);
     }
 
+    /// The last reply could not be trusted: no poll before `at`, on no connection.
+    pub fn punish_until(&mut self, at: Millis) {
+        self.punished_until = at;
+        self.next_at = at;
+    }
+
     /// Pause until `at`.
     pub fn sleep_until(&mut self, at: Millis) {
         self.next_at = at;
@@ -191,7 +199,8 @@ impl Reader {
         let wanted = if self.idle.is_zero() { u64::from(self.count) } else { 1 };
         let fits = (target / self.per_message.max(1)).clamp(1, u64::from(COUNT_MOST));
         let count = wanted.min(fits) + lead;
-        let reserve = (count * self.per_message * 3 / 2 + REPLY_SLACK).max(RESERVE_LEAST);
+        let expected = count.saturating_mul(self.per_message).saturating_add(REPLY_SLACK);
+        let reserve = expected.saturating_add(expected / 2).max(RESERVE_LEAST);
         Some(Ask {
             from: PollFrom::Offset(self.cursor - lead),
             count: u32::try_from(count).unwrap_or(u32::MAX),

@@ -11,7 +11,7 @@ use iggy_binary_protocol::{EvictionReason, Operation, WireDecode, WireName, Wire
 use twox_hash::XxHash3_64;
 
 use super::answer::{Answer, Call, INVALID_FORMAT, UNAUTHENTICATED};
-use super::catalog::{Slots, Stream};
+use super::catalog::{Slots, Stream, Topic};
 use super::faults::{Fault, FaultTable, Op, Stage, Subject};
 use super::frame::{Frame, RequestHead, eviction};
 use super::log::Log;
@@ -236,10 +236,21 @@ impl Core {
 
     /// Removes a topic; false when there is none.
     pub fn forget_topic(&mut self, stream: &str, topic: &str) -> bool {
+        self.take_topic(stream, topic).is_some()
+    }
+
+    /// Takes a topic out, for [`Core::put_topic`].
+    pub fn take_topic(&mut self, stream: &str, topic: &str) -> Option<Topic> {
+        let stream = self.streams.id_of(stream)?;
+        let topics = &mut self.streams.at_mut(stream)?.topics;
+        topics.remove(topics.id_of(topic)?)
+    }
+
+    /// Puts a topic back as it was; false when there is no such stream.
+    pub fn put_topic(&mut self, stream: &str, topic: &str, content: Topic) -> bool {
         let stream = self.streams.id_of(stream).and_then(|id| self.streams.at_mut(id));
-        let Some(stream) = stream else { return false };
-        let id = stream.topics.id_of(topic);
-        id.is_some_and(|id| stream.topics.remove(id).is_some())
+        let (Some(stream), Ok(name)) = (stream, WireName::new(topic)) else { return false };
+        stream.topics.insert(name, content).is_some()
     }
 
     /// Until then polls find every partition empty, as those of a starting server do.

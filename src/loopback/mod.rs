@@ -11,7 +11,7 @@
 //! durability: what a crash would lose is lost on request ([`Restart`]).
 
 mod answer;
-mod catalog;
+pub mod catalog;
 mod control;
 pub mod core;
 pub mod faults;

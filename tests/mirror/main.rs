@@ -194,6 +194,7 @@ fn a_late_append_beyond_settle_is_detected() {
     w.down.core.faults().set(late, Scope::sends(), Times::Next(1));
     w.write(true, 0, 10, 10);
     w.run(8 * SECOND);
+    w.foreign = true;
     w.write(true, 0, 20, 10);
     w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
     assert_eq!(w.feed(0).condition.reason, "diverged");
@@ -205,6 +206,7 @@ fn a_foreign_writer_is_reported_as_diverged() {
     w.write(true, 0, 0, 10);
     w.start(2);
     w.until("copied", |w| copied(w, 0, 10));
+    w.foreign = true;
     w.write(false, 0, 900, 1);
     w.write(true, 0, 10, 5);
     w.write(true, 1, 0, 5);
@@ -610,6 +612,7 @@ fn lag_grows_while_the_destination_is_away_and_after_a_stop() {
     w.until("copied", |w| copied(w, 0, 130) && copied(w, 1, 101));
     assert_eq!((w.feed(0).lag_messages, w.feed(1).lag_messages), (0, 0));
     // Stopped for good: what is not copied is still lag.
+    w.foreign = true;
     w.write(false, 0, 9000, 1);
     w.write(true, 0, 130, 5);
     w.until("stopped", |w| w.feed(0).condition.reason == "diverged");
@@ -695,4 +698,154 @@ fn many_idle_partitions_are_watched_together() {
     let at = w.now;
     w.until("woken", |w| copied(w, 17, 5));
     assert!(w.now - at <= 120, "{} ms from write to ack", w.now - at);
+}
+
+#[test]
+fn a_slow_save_is_waited_for_across_a_lost_connection() {
+    // A first start, and a gap: what is being saved must be on disk before anything is sent,
+    // even if the destination's connection is lost and found again meanwhile.
+    for cut_at in [0, 100, 1000, 2500] {
+        let mut w = world(1);
+        w.save_takes = 4000;
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.run(Duration::from_millis(50 + cut_at));
+        w.cut(false, true);
+        w.until("copied", |w| copied(w, 0, 100));
+        w.cut(true, false);
+        w.write(true, 0, 100, 200);
+        w.write(true, 0, 300, 50);
+        w.up.core.log("orders", "events", 0).unwrap().retain_from(300);
+        w.cut(true, true);
+        w.until("the gap", |w| w.feed(0).counters.gaps == 1);
+        w.run(Duration::from_millis(cut_at));
+        w.cut(false, true);
+        w.run(Duration::from_millis(1500));
+        w.kill();
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 350));
+        assert_eq!(w.read(false, 0).len(), 150, "cut {cut_at} ms into the save");
+    }
+}
+
+#[test]
+fn a_gap_before_large_messages_is_crossed() {
+    let mut w = world(2);
+    w.grant_large_slot = true;
+    w.write_sized(true, 0, &[2 << 20; 8]);
+    w.start(2);
+    w.until("copied", |w| copied(w, 0, 8));
+    w.cut(true, false);
+    w.write_sized(true, 0, &[2 << 20; 8]);
+    w.up.core.log("orders", "events", 0).unwrap().retain_from(12);
+    w.write(true, 1, 0, 10);
+    w.cut(true, true);
+    w.until("crossed", |w| copied(w, 0, 16) && copied(w, 1, 10));
+    assert_eq!(w.feed(0).counters.gap_messages, 4);
+    assert_eq!(w.read(false, 0).len(), 12);
+}
+
+#[test]
+fn a_reply_that_stays_wrong_is_asked_for_ever_more_slowly_h05() {
+    let mut w = world(2);
+    (0..2).for_each(|partition| w.write(true, partition, 0, 100));
+    w.start(2);
+    w.until("copied", |w| copied(w, 0, 100) && copied(w, 1, 100));
+    let wrong = Fault::WrongRange { from: 3 };
+    w.up.core.faults().set(wrong, Scope::polls().partition(0), Times::UntilCleared);
+    w.write(true, 0, 100, 10);
+    w.run(30 * SECOND);
+    let before = w.polls(2);
+    w.run(120 * SECOND);
+    assert!(w.polls(2) - before < 120, "{} polls in 120 s", w.polls(2) - before);
+    w.write(true, 1, 100, 10);
+    w.until("the other goes on", |w| copied(w, 1, 110));
+    w.up.core.faults().clear_all();
+    w.until("healed", |w| copied(w, 0, 110));
+    w.assert_equal(2);
+}
+
+#[test]
+fn a_longer_destination_is_never_taken_for_a_lost_upstream_tail() {
+    for extra in [1, 20] {
+        let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
+        let mut w = world_with(restart, 1);
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 100));
+        w.run(2 * SECOND);
+        w.kill();
+        w.foreign = true;
+        w.write(false, 0, 900, extra);
+        w.start(1);
+        w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
+        assert_eq!(w.feed(0).condition.reason, "diverged");
+        assert_eq!(w.read(false, 0).len() as u64, 100 + extra);
+    }
+}
+
+#[test]
+fn a_destination_topic_that_is_away_for_a_moment_is_not_lost() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        let mut w = world_with(MirrorPlan { on_destination_lost: policy, ..plan() }, 1);
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 100));
+        let topic = w.down.core.take_topic("orders", "events").unwrap();
+        w.cut(false, true);
+        w.run(SECOND);
+        w.down.core.put_topic("orders", "events", topic);
+        w.write(true, 0, 100, 10);
+        w.until("copied", |w| copied(w, 0, 110));
+        w.assert_equal(1);
+        assert_eq!(w.feed(0).epoch, 0);
+    }
+}
+
+#[test]
+fn a_connection_that_others_lose_says_nothing_about_a_record() {
+    let mut w = world(1);
+    w.start(1);
+    w.until("running", |w| w.feed(0).condition.status == Status::Running);
+    w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::UntilCleared);
+    w.write(true, 0, 0, 1);
+    for _ in 0..8 {
+        w.run(3 * SECOND);
+        w.cut(false, true);
+    }
+    w.down.core.faults().clear_all();
+    w.until("copied", |w| copied(w, 0, 1));
+    w.assert_equal(1);
+}
+
+#[test]
+fn a_balanced_copy_resends_what_was_not_confirmed() {
+    let balanced = MirrorPlan { partitions: Partitions::Balanced, ..plan() };
+    let mut w = world_with(balanced, 1);
+    w.start(1);
+    w.until("running", |w| w.feed(0).condition.status == Status::Running);
+    w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::Next(1));
+    w.write(true, 0, 0, 10);
+    w.until("copied", |w| copied(w, 0, 10));
+    w.down.core.faults().set(Fault::EmptyConfirmation, Scope::sends(), Times::Next(1));
+    w.write(true, 0, 10, 10);
+    w.until("copied", |w| copied(w, 0, 20));
+    let down = w.read(false, 0);
+    assert!((0..20).all(|n| down.iter().any(|(_, text)| *text == format!("message {n}"))));
+    assert_eq!(down.len(), 30, "at least once: the unconfirmed ten twice");
+}
+
+#[test]
+fn many_failures_in_a_row_are_degraded_until_the_position_moves() {
+    let mut w = world(1);
+    w.start(1);
+    w.until("running", |w| w.feed(0).condition.status == Status::Running);
+    let refuse = Fault::Reject { code: 58, applied: false };
+    w.down.core.faults().set(refuse, Scope::sends(), Times::UntilCleared);
+    w.write(true, 0, 0, 10);
+    w.run(40 * SECOND);
+    assert_eq!(w.feed(0).condition.status, Status::Degraded);
+    w.down.core.faults().clear_all();
+    w.until("copied", |w| copied(w, 0, 10));
+    w.until("running", |w| w.feed(0).condition.status == Status::Running);
 }

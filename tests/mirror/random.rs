@@ -97,6 +97,10 @@ impl Story {
                 w.cut(false, true);
                 format!("destination lost {lost} of {partition}")
             }
+            13 if rng.bool() => {
+                w.save_takes = [1, 50, 700, 5000][rng.usize(0..4)];
+                format!("a save takes {} ms", w.save_takes)
+            }
             13 => {
                 let eio = SaveError::Io { step: "rename", path: "x".into(), why: "EIO".into() };
                 w.save_errors = vec![eio; rng.usize(1..3)];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidegate::batch::FeedId;
+use tidegate::batch::{FeedId, OffsetMap};
 use tidegate::config::MirrorPlan;
 use tidegate::iggy_wire::session::{Credentials, Delivery, Session};
 use tidegate::iggy_wire::{PollFrom, Reply, Request, SendTo, Verify, build, record};
@@ -40,6 +40,7 @@ enum Due {
     Frame { conn: ConnId, transport: u64, frame: Frame },
     Expired { conn: ConnId, transport: u64, number: u64 },
     Late { upstream: bool, late: tidegate::loopback::LateSend },
+    Save { source: Arc<str>, generation: u64, image: Vec<u8>, error: Option<SaveError> },
     Event(Event),
 }
 
@@ -50,6 +51,10 @@ pub struct World {
     pub disk: BTreeMap<Arc<str>, Vec<u8>>,
     /// Errors that the next saves end with.
     pub save_errors: Vec<SaveError>,
+    /// How long a save takes, milliseconds.
+    pub save_takes: u64,
+    /// Somebody else writes to the destination: its end says nothing about ours.
+    pub foreign: bool,
     pub plan: Arc<MirrorPlan>,
     pub to_control: Vec<ToControl>,
     /// Answers a wish for the large slot at once, as long as nobody holds it.
@@ -76,6 +81,8 @@ impl World {
             down: broker(),
             disk: BTreeMap::new(),
             save_errors: Vec::new(),
+            save_takes: 2,
+            foreign: false,
             plan: Arc::new(plan),
             to_control: Vec::new(),
             grant_large_slot: false,
@@ -356,6 +363,14 @@ impl World {
     fn happen(&mut self, due: Due) {
         match due {
             Due::Event(event) => self.events.push(event),
+            // On disk only now: a kill before loses it.
+            Due::Save { source, generation, image, error } => {
+                if error.is_none() {
+                    self.disk.insert(source.clone(), image);
+                }
+                let result = error.map_or(Ok(()), Err);
+                self.events.push(Event::Persisted { source, generation, result });
+            }
             Due::Late { upstream, late } => {
                 let now = self.wall();
                 let core = if upstream { &mut self.up.core } else { &mut self.down.core };
@@ -436,14 +451,9 @@ impl World {
                 self.request(conn, ticket, &request, reply_limit, timeout);
             }
             Command::Persist { source, generation, image } => {
-                let result = match self.save_errors.pop() {
-                    Some(error) => Err(error),
-                    None => {
-                        self.disk.insert(source.clone(), image);
-                        Ok(())
-                    }
-                };
-                self.later(2, Due::Event(Event::Persisted { source, generation, result }));
+                let error = self.save_errors.pop();
+                let millis = self.save_takes;
+                self.later(millis, Due::Save { source, generation, image, error });
             }
             Command::Control(message) => self.controlled(message),
         }
@@ -494,12 +504,33 @@ impl World {
         };
         let (number, outgoing) = link.session.request(request).expect("request");
         let is_send = matches!(request, Request::Send { .. });
+        if let Request::Send { to: SendTo::Partition(partition), record, .. } = request {
+            let (partition, first) = (*partition, record.first_offset());
+            self.assert_resumable(partition, first);
+        }
+        let Some(link) = self.links.get_mut(&conn) else { return };
         self.polled += u64::from(matches!(request, Request::Poll { .. }));
         link.tickets.insert(number, (ticket, limit, is_send));
         let transport = link.transport;
         let millis = u64::try_from(t.as_millis()).unwrap();
         self.later(millis, Due::Expired { conn, transport, number });
         self.submit(conn, &frame_of(&outgoing));
+    }
+
+    /// What is on disk must lead to the message about to be sent, whether the send is applied or
+    /// not: this is what makes a kill at this instant harmless.
+    fn assert_resumable(&mut self, partition: u32, first: u64) {
+        let topic = self.plan.topics[0].downstream.clone();
+        let log = self.down.core.log(&topic.stream, &topic.topic, partition);
+        let Some(end) = log.map(|log| log.next()) else { return };
+        let saved = self.saved();
+        let entry = saved.iter().flat_map(|state| &state.feeds).find(|f| f.partition == partition);
+        let entry = entry.unwrap_or_else(|| panic!("sent {first} of {partition} without a state"));
+        assert!(!entry.clean_stop, "sent {first} of {partition} while the disk says clean");
+        let map = OffsetMap::from_pieces(entry.deltas.clone());
+        if !self.foreign && map.upstream(end) != Some(first) {
+            panic!("sent {first} of {partition} at {end}, the disk says {:?}", map.upstream(end));
+        }
     }
 
     fn submit(&mut self, conn: ConnId, bytes: &[u8]) {

@@ -20,6 +20,8 @@ use crate::statefile::LastMessage;
 pub const COMPARE_MESSAGES: u64 = 16;
 /// Most bytes compared at once; above that one message at a time (M6).
 pub const COMPARE_BYTES: u64 = 1024 * 1024;
+/// Frame header of a message and its part of a record header, bytes.
+const MESSAGE_OVERHEAD: u64 = 48 + 256;
 
 /// A comparison under way.
 #[derive(Clone, Debug)]
@@ -46,11 +48,19 @@ impl Feed {
             return self.compared(ctx, Compare { end, position, seen: Vec::new() }, None);
         }
         self.stage = Stage::Comparing(Compare { end, position, seen: Vec::new() });
-        let count = if self.wide { 1 } else { COMPARE_MESSAGES.min(end - ours_from) };
-        let count = u32::try_from(count).unwrap_or(1);
+        let count = u32::try_from(self.compare_count().min(end - ours_from)).unwrap_or(1);
         let from = PollFrom::Offset(end - u64::from(count));
         let poll = self.poll(&self.topic().downstream, from, count);
         self.request(ctx, poll, Purpose::CompareDownstream, self.compare_limit());
+    }
+
+    /// How many messages the fixed reserve holds, judged by the last one copied.
+    fn compare_count(&self) -> u64 {
+        if self.wide_compare {
+            return 1;
+        }
+        let last = self.entry.last.map_or(0, |last| message_len(&last.fingerprint));
+        (COMPARE_BYTES / (last + MESSAGE_OVERHEAD)).clamp(1, COMPARE_MESSAGES)
     }
 
     /// The destination's last messages.
@@ -108,16 +118,16 @@ impl Feed {
             }
             equal = Some(message.offset);
         }
-        if equal.is_some() {
-            let last = compare.seen.last().map(|(_, seen)| *seen);
-            return self.compared(ctx, compare, last);
-        }
         let log_end = match records.last() {
             Some(last) => polled.current_offset.saturating_add(1).max(last.next_offset()),
             None => end_of_empty_reply(polled),
         };
-        if records.is_empty() && log_end < compare.position {
+        if log_end < compare.position {
             return self.upstream_is_short(ctx, log_end, compare.position);
+        }
+        if equal.is_some() {
+            let last = compare.seen.last().map(|(_, seen)| *seen);
+            return self.compared(ctx, compare, last);
         }
         self.compare_with_saved(ctx, compare);
     }
@@ -144,6 +154,11 @@ impl Feed {
         );
         if now.since(since) >= self.spec.plan.reset_grace {
             self.short_log = None;
+            if log_end >= self.entry.position {
+                // Upstream lost nothing that is known to have been copied: the destination has
+                // more than it should.
+                return self.diverged(ctx, detail);
+            }
             if self.history_changed(ctx, detail) {
                 self.ask_tail(ctx);
             }
@@ -235,7 +250,8 @@ impl Feed {
         let Compare { end, position, .. } = compare;
         self.short_log = None;
         self.diverged_once = false;
-        if let Some(lost) = self.lost_send.take() {
+        let lost = self.lost_send.take();
+        if let Some(lost) = lost.filter(|_| self.lost_unanswered) {
             match self.writer.looked(position, lost) {
                 Suspicion::None | Suspicion::Halved(_) => {}
                 Suspicion::Message(offset) => {
@@ -273,4 +289,9 @@ impl Feed {
 pub(super) fn last_message(record: &Record) -> LastMessage {
     let (offset, fingerprint) = fingerprint_of_last(record);
     LastMessage { offset, fingerprint }
+}
+
+/// Payload and headers of a message, bytes.
+pub(super) fn message_len(message: &Fingerprint) -> u64 {
+    u64::from(message.payload_len) + u64::from(message.headers_len)
 }

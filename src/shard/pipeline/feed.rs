@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::budget::{Budget, Holding};
-use super::compare::Compare;
+use super::compare::{COMPARE_BYTES, Compare, message_len};
 use super::conns::{Conns, Purpose, Waiter};
 use super::locate::Found;
 use super::watch::{ASLEEP, BLIND_AFTER};
@@ -62,6 +62,18 @@ pub(super) enum Stage {
     Ended,
 }
 
+/// A record that could not be read.
+#[derive(Debug)]
+pub(super) struct Bad {
+    /// Upstream offset it was named by.
+    pub offset: u64,
+    pub why: String,
+    /// How often it was met as the next thing to read.
+    pub seen: u32,
+    /// Where the reader stood when it was met.
+    pub cursor: u64,
+}
+
 /// Whether the feed holds the daemon-wide slot for one large message (G6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LargeSlot {
@@ -92,8 +104,11 @@ pub(super) struct Feed {
     pub map: OffsetMap,
     /// The entry says something: it was saved, or its start is resolved.
     pub started: bool,
-    /// A save must precede the first send of this process.
+    /// A save must be asked for before the next send.
     pub barrier_owed: bool,
+    /// A save was asked for and must be on disk before the next send, whatever happens to the
+    /// connections meanwhile.
+    pub barrier: Option<u64>,
     /// The saved entry ended in an orderly stop and nothing was sent since.
     pub clean: bool,
     pub reader: Reader,
@@ -106,6 +121,9 @@ pub(super) struct Feed {
     pub settle_until: Option<Millis>,
     /// The range of that send.
     pub lost_send: Option<(u64, u64, u32)>,
+    /// The destination itself left that send without a good answer; a connection that ended for
+    /// another reason says nothing about the record (M15).
+    pub lost_unanswered: bool,
     pub restart: Restart,
     /// A jump was seen at this offset: the earliest message is being asked for.
     pub jump: Option<u64>,
@@ -114,9 +132,11 @@ pub(super) struct Feed {
     /// Behind the queue lies a gap up to this offset.
     pub gap_to: Option<u64>,
     /// The next thing upstream is a record that cannot be copied.
-    pub bad: Option<(u64, String, u32)>,
-    /// Messages are larger than the shard's share allows.
+    pub bad: Option<Bad>,
+    /// The next message upstream is larger than the shard's share allows.
     pub wide: bool,
+    /// Messages to compare are larger than the fixed reserve; they go one at a time.
+    pub wide_compare: bool,
     pub large: LargeSlot,
     /// Since when the destination ends below what it acked, and at which offset.
     pub short_tail: Option<(Millis, u64)>,
@@ -138,6 +158,10 @@ pub(super) struct Feed {
     pub wake_at: Option<Millis>,
     /// The earliest timer queued for this feed.
     pub timer: Option<Millis>,
+    /// Failed tries in a row to move the position (C3).
+    pub commit_failures: u32,
+    /// Since when the destination topic is absent.
+    pub absent_since: Option<Millis>,
     /// Could not reserve: wants a turn when bytes are given back.
     pub starved: bool,
 }
@@ -154,6 +178,7 @@ impl Feed {
         let settle = plan.to.settle;
         let exact = plan.partitions == Partitions::Preserve;
         let durable_position = entry.position;
+        let last_len = entry.last.map_or(0, |last| message_len(&last.fingerprint));
         let mut feed = Feed {
             up,
             down,
@@ -162,6 +187,7 @@ impl Feed {
             map: OffsetMap::from_pieces(entry.deltas.clone()),
             started,
             barrier_owed: true,
+            barrier: None,
             clean,
             reader: Reader::new(verify),
             writer: Writer::default(),
@@ -170,12 +196,14 @@ impl Feed {
             identity_asked: false,
             settle_until: (started && !clean && exact).then(|| now.mono + settle),
             lost_send: None,
+            lost_unanswered: false,
             restart: Restart::No,
             jump: None,
             gap_seen: None,
             gap_to: None,
             bad: None,
             wide: false,
+            wide_compare: last_len > COMPARE_BYTES,
             large: LargeSlot::None,
             short_tail: None,
             diverged_once: false,
@@ -192,6 +220,8 @@ impl Feed {
             last_error: String::new(),
             wake_at: None,
             timer: None,
+            commit_failures: 0,
+            absent_since: None,
             starved: false,
             entry,
             spec,
@@ -251,6 +281,7 @@ impl Feed {
             Stage::Held { until } => self.wake_at = Some(until),
             Stage::Waiting => self.begin(ctx),
             Stage::Saving { generation } if ctx.lane.reached(generation) => {
+                self.barrier = None;
                 self.stage = Stage::Streaming;
                 self.say(reason::RUNNING, "", ctx.now);
                 self.pump(ctx);
@@ -348,7 +379,6 @@ impl Feed {
         self.error(detail.clone());
         self.say(reason, detail, ctx.now);
         self.drop_buffers(ctx);
-        self.release_slot(ctx);
         self.stage = Stage::Ended;
         self.round += 1;
         // The entry stays as it is; its error count should survive.
@@ -377,8 +407,9 @@ impl Feed {
     /// outcome: its connection ends, and the destination is looked at after `settle` (G5, M6).
     pub fn drop_buffers(&mut self, ctx: &mut Ctx<'_>) {
         if self.writer.is_waiting() {
-            self.unknown(ctx);
+            self.unknown(ctx, false);
         }
+        self.release_slot(ctx);
         self.writer.clear_queue();
         self.reader.reconnected();
         self.identity_asked = false;
@@ -387,9 +418,12 @@ impl Feed {
         ctx.budget.release(&mut self.holding);
     }
 
-    /// The outstanding send was appended, or not, or will be.
-    pub fn unknown(&mut self, ctx: &mut Ctx<'_>) {
+    /// The outstanding send was appended, or not, or will be. `unanswered`: the destination had
+    /// its chance to answer.
+    pub fn unknown(&mut self, ctx: &mut Ctx<'_>, unanswered: bool) {
         self.lost_send = self.writer.outstanding();
+        self.lost_unanswered = unanswered;
+        self.commit_failures = self.commit_failures.saturating_add(1);
         let _ = self.writer.lost();
         if !self.is_balanced() {
             self.settle_until = Some(ctx.now.mono + self.spec.plan.to.settle);
@@ -408,13 +442,27 @@ impl Feed {
         self.entry.sequence += 1;
         self.entry.deltas = self.map.pieces().to_vec();
         self.barrier_owed = false;
-        self.stage = Stage::Saving { generation: ctx.lane.barrier() };
+        let generation = ctx.lane.barrier();
+        self.barrier = Some(generation);
+        self.stage = Stage::Saving { generation };
     }
 
     /// A new epoch: the watermark may move back (I1).
     pub fn new_epoch(&mut self) {
         self.entry.epoch += 1;
         self.entry.counters.resets += 1;
+    }
+
+    /// The daemon-wide slot is this feed's, if it still has a use for it.
+    pub fn granted(&mut self, ctx: &mut Ctx<'_>) {
+        let waits = matches!(self.stage, Stage::WaitingSlot)
+            || (matches!(self.stage, Stage::Streaming) && ctx.conns.is_up(self.up));
+        self.large = LargeSlot::Held;
+        if !waits || self.draining {
+            self.release_slot(ctx);
+        } else if matches!(self.stage, Stage::WaitingSlot) {
+            self.stage = Stage::Waiting;
+        }
     }
 
     /// Gives the daemon-wide slot back.
@@ -440,6 +488,7 @@ impl Feed {
             self.identity_asked = false;
             self.jump = None;
             self.reader.reconnected();
+            self.release_slot(ctx);
         }
         let streaming = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
         if conn == self.up && streaming {
@@ -486,6 +535,12 @@ impl Feed {
         if self.condition.status == Status::Running {
             let pending = !self.writer.is_empty();
             let quiet = now.mono.since(self.moved_at);
+            let failures = self.commit_failures;
+            if failures >= self.spec.plan.commit_failure_threshold {
+                let detail =
+                    format!("{failures} tries in a row moved nothing: {}", self.last_error);
+                return condition(reason::STALLED, detail, now);
+            }
             if pending && quiet > self.spec.plan.degraded_after {
                 let since = now.wall.0.saturating_sub(micros(quiet));
                 let detail = format!("pending work has not moved for {} s", quiet.as_secs());

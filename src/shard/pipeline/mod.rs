@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use self::budget::Budget;
 use self::conns::{Conns, Purpose, Side, Waiter};
-use self::feed::{Ctx, Feed, LargeSlot, Stage};
+use self::feed::{Ctx, Feed, Stage};
 use self::watch::Watches;
 use super::event::{
     Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket,
@@ -64,6 +64,7 @@ pub struct Pipeline {
     feeds: BTreeMap<FeedId, Feed>,
     sources: BTreeMap<SourceKey, Source>,
     ready: VecDeque<FeedId>,
+    starved: Vec<FeedId>,
     timers: BinaryHeap<Reverse<(Millis, FeedId)>>,
     watches: Watches,
     /// When partitions that do not poll are looked at again.
@@ -83,6 +84,7 @@ impl Pipeline {
             feeds: BTreeMap::new(),
             sources: BTreeMap::new(),
             ready: VecDeque::new(),
+            starved: Vec::new(),
             timers: BinaryHeap::new(),
             watches: Watches::default(),
             look_at: Millis(0),
@@ -177,14 +179,10 @@ impl Pipeline {
                 });
             }
             FromControl::LargeSlotGranted { feed } => {
-                self.with_feed(now, feed, out, |feed, ctx| {
-                    if feed.large == LargeSlot::Wanted {
-                        feed.large = LargeSlot::Held;
-                    }
-                    if matches!(feed.stage, Stage::WaitingSlot) {
-                        feed.restart_resume(ctx);
-                    }
-                });
+                if !self.feeds.contains_key(&feed) {
+                    out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
+                }
+                self.with_feed(now, feed, out, |feed, ctx| feed.granted(ctx));
             }
             FromControl::Drain => {
                 self.draining = true;
@@ -288,15 +286,20 @@ impl Pipeline {
         };
         act(feed, &mut ctx);
         self.ready.push_back(id);
+        self.wake_starved(held);
+    }
+
+    /// Bytes were given back since `held`: there may be room for feeds that could not reserve.
+    fn wake_starved(&mut self, held: u64) {
         if self.budget.held() < held {
-            // Room for feeds that could not reserve.
-            self.ready.extend(self.feeds.values().filter(|f| f.starved).map(|f| f.spec.id));
+            self.ready.extend(self.starved.drain(..));
         }
     }
 
     fn turn(&mut self, now: Now, id: FeedId, out: &mut Vec<Command>) {
         let Some(feed) = self.feeds.get_mut(&id) else { return };
         let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
+        let held = self.budget.held();
         let mut ctx = Ctx {
             now,
             out,
@@ -308,8 +311,12 @@ impl Pipeline {
         feed.wake_at = None;
         feed.draining = self.draining;
         feed.turn(&mut ctx);
+        if feed.starved && !self.starved.contains(&id) {
+            self.starved.push(id);
+        }
         let key = (&feed.spec.plan.key, feed.spec.topic);
-        if feed.is_quiet() && self.watches.watch(key.0, key.1, id) {
+        if feed.is_quiet() {
+            self.watches.watch(key.0, key.1, id);
             feed.sleep();
         }
         if let Some(at) = feed.wake_at.map(|at| at.max(Millis(now.mono.0 + 1)))
@@ -318,6 +325,7 @@ impl Pipeline {
             feed.timer = Some(at);
             self.timers.push(Reverse((at, id)));
         }
+        self.wake_starved(held);
     }
 
     fn save(&mut self, now: Now, out: &mut Vec<Command>) -> Wake {

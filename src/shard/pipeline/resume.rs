@@ -15,7 +15,7 @@ use super::budget::LARGE_SLOT;
 use super::compare::COMPARE_BYTES;
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, LargeSlot, Restart, Stage};
-use crate::batch::Fingerprint;
+use crate::batch::{Fingerprint, TopicName};
 use crate::config::{OnDestinationLost, OnHistoryChanged};
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
@@ -42,8 +42,9 @@ impl Feed {
             self.wake_at = Some(until);
             return;
         }
-        if self.wide && self.large != LargeSlot::Held {
+        if self.wide_compare && self.large != LargeSlot::Held {
             self.want_slot(ctx);
+            self.stage = Stage::WaitingSlot;
             return;
         }
         self.say(reason::RESUMING, "", ctx.now);
@@ -62,13 +63,11 @@ impl Feed {
             let feed = self.spec.id;
             ctx.out.push(Command::Control(ToControl::LargeSlotWanted { feed }));
         }
-        self.stage = Stage::WaitingSlot;
     }
 
     /// Identity of the upstream topic, before resuming.
     pub(super) fn upstream_topic(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
-        let Some(info) = self.upstream_present(ctx, info) else { return };
-        if self.started && self.restart == Restart::No {
+        if let Some(info) = info.as_ref().filter(|_| self.started && self.restart == Restart::No) {
             let known = self.entry.upstream_created_at;
             if info.created_at != known {
                 let detail = format!(
@@ -82,6 +81,7 @@ impl Feed {
                 }
             }
         }
+        let Some(info) = self.upstream_present(ctx, info) else { return };
         self.upstream_created_at = info.created_at;
         self.identified_one(ctx, true);
     }
@@ -126,20 +126,14 @@ impl Feed {
                 let detail = format!("destination topic {name} does not exist");
                 return self.hold(ctx, reason::WAITING_DESTINATION, detail);
             }
-            let detail = format!("destination topic {name} does not exist any more");
-            if self.destination_lost(ctx, detail) {
-                self.ensure(ctx);
-            }
-            return;
+            return self.destination_absent(ctx, &name);
         };
-        if info.partitions_count <= self.spec.partition && !self.is_balanced() {
-            let detail = format!(
-                "destination {name} has {} partitions, partition {} is missing",
-                info.partitions_count, self.spec.partition
-            );
-            return self.hold(ctx, reason::WAITING_DESTINATION, detail);
-        }
+        self.absent_since = None;
         let known = self.entry.downstream_created_at;
+        if info.created_at == known && self.restart == Restart::Refill {
+            // It was away, not lost.
+            self.restart = Restart::No;
+        }
         if self.started && self.restart != Restart::Refill && info.created_at != known {
             let detail = format!(
                 "destination topic {name} was created at {} us, messages were copied to the one \
@@ -150,10 +144,31 @@ impl Feed {
                 return;
             }
         }
+        if info.partitions_count <= self.spec.partition && !self.is_balanced() {
+            let detail = format!(
+                "destination {name} has {} partitions, partition {} is missing",
+                info.partitions_count, self.spec.partition
+            );
+            return self.hold(ctx, reason::WAITING_DESTINATION, detail);
+        }
         let row = info.partitions.iter().find(|row| row.id == self.spec.partition);
         self.downstream_messages = row.map_or(0, |row| row.messages_count);
         self.downstream_created_at = info.created_at;
         self.identified_one(ctx, false);
+    }
+
+    /// A topic that was copied to is not there: lost only if it stays away for `settle`.
+    fn destination_absent(&mut self, ctx: &mut Ctx<'_>, name: &TopicName) {
+        let now = ctx.now.mono;
+        let detail = format!("destination topic {name} does not exist any more");
+        let since = *self.absent_since.get_or_insert(now);
+        if now.since(since) < self.spec.plan.to.settle {
+            self.say(reason::DESTINATION_NOT_READY, detail, ctx.now);
+            self.round += 1;
+            self.stage = Stage::Held { until: now + LOOK_AGAIN };
+        } else if self.destination_lost(ctx, detail) {
+            self.ensure(ctx);
+        }
     }
 
     fn destination_lost(&mut self, ctx: &mut Ctx<'_>, detail: String) -> bool {
@@ -283,7 +298,7 @@ impl Feed {
         match failure {
             Failure::TooLarge { .. } => {
                 self.error(detail);
-                self.wide = true;
+                self.wide_compare = true;
             }
             Failure::Lost => self.error(detail),
             Failure::Refused(41) => self.hold(ctx, reason::UNAUTHORIZED, detail),
@@ -320,9 +335,14 @@ impl Feed {
         self.moved_at = ctx.now.mono;
         self.release_slot(ctx);
         self.wide = false;
+        self.absent_since = None;
         if self.barrier_owed {
             self.save_first(ctx);
+        } else if let Some(generation) = self.barrier.filter(|g| !ctx.lane.reached(*g)) {
+            self.touch(ctx);
+            self.stage = Stage::Saving { generation };
         } else {
+            self.barrier = None;
             self.touch(ctx);
             self.stage = Stage::Streaming;
         }

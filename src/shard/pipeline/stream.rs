@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::budget::LARGE_SLOT;
 use super::compare::last_message;
 use super::conns::Purpose;
-use super::feed::{Ctx, Feed, LargeSlot, Stage};
+use super::feed::{Bad, Ctx, Feed, LargeSlot};
 use super::resume::TOPIC_REPLY;
 use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
@@ -13,6 +13,7 @@ use crate::fanout::dispatch::Ack;
 use crate::iggy_wire::Verify;
 use crate::iggy_wire::record;
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, SendTo, TopicInfo};
+use crate::ingest::Source;
 use crate::ingest::history::end_of_empty_reply;
 use crate::ingest::iggy::{Ask, Outcome, RESERVE_LEAST};
 use crate::shard::event::Failure;
@@ -69,7 +70,7 @@ impl Feed {
     }
 
     fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some((offset, why, seen)) = &self.bad
+        if let Some(Bad { offset, why, seen, .. }) = &self.bad
             && *seen > 1
         {
             if self.writer.is_empty() {
@@ -80,6 +81,9 @@ impl Feed {
         }
         if self.reader.is_waiting() || self.holding.replies() >= REPLIES_AHEAD {
             return;
+        }
+        if self.wide && self.large != LargeSlot::Held {
+            return self.want_slot_while_streaming(ctx);
         }
         let moving = self.writer.is_empty() || ctx.now.mono.since(self.moved_at) < MOVING;
         let room = ctx.budget.available(&self.holding, moving);
@@ -108,17 +112,15 @@ impl Feed {
     /// Polls up to a record that could not be read, not into it.
     fn limit_to_bad(&self, ask: &mut Ask) {
         let PollFrom::Offset(from) = ask.from else { return };
-        if let Some((offset, ..)) = &self.bad {
+        if let Some(Bad { offset, .. }) = &self.bad {
             let most = offset.saturating_sub(from).max(1);
             ask.count = ask.count.min(u32::try_from(most).unwrap_or(u32::MAX));
         }
     }
 
     fn want_slot_while_streaming(&mut self, ctx: &mut Ctx<'_>) {
-        if self.large == LargeSlot::None && self.writer.is_empty() {
-            let stage = std::mem::replace(&mut self.stage, Stage::Streaming);
+        if self.writer.is_empty() {
             self.want_slot(ctx);
-            self.stage = stage;
         }
     }
 
@@ -136,8 +138,8 @@ impl Feed {
     /// The upstream topic as it is now.
     pub(super) fn identity(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
         self.identity_asked = false;
-        let Some(info) = self.upstream_present(ctx, info) else { return };
-        if info.created_at != self.entry.upstream_created_at {
+        let known = self.entry.upstream_created_at;
+        if let Some(info) = info.as_ref().filter(|info| info.created_at != known) {
             let detail = format!(
                 "upstream topic {} was created at {} us, it was the one created at {} us",
                 self.topic().upstream,
@@ -149,8 +151,10 @@ impl Feed {
             }
             return;
         }
+        if self.upstream_present(ctx, info).is_none() {
+            return;
+        }
         self.identified = true;
-        self.backoff.reset();
         if self.reader.not_ready_since().is_none() {
             self.say(reason::RUNNING, "", ctx.now);
         }
@@ -158,10 +162,6 @@ impl Feed {
 
     /// A poll was answered.
     pub(super) fn polled(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
-        if self.large == LargeSlot::Held {
-            self.release_slot(ctx);
-            self.wide = false;
-        }
         let bytes = polled.records.len() as u64;
         let outcome = if polled.partition == self.spec.partition {
             self.reader.replied(ctx.now.mono, polled)
@@ -173,6 +173,11 @@ impl Feed {
         };
         if !matches!(outcome, Outcome::Records(_)) {
             ctx.budget.arrived(&mut self.holding, 0, 0);
+        }
+        let more = matches!(outcome, Outcome::Idle) && self.reader.reported_end() > self.cursor();
+        if self.large == LargeSlot::Held && !more && !matches!(outcome, Outcome::Jump { .. }) {
+            self.release_slot(ctx);
+            self.wide = false;
         }
         match outcome {
             Outcome::Records(records) => self.take(ctx, records, bytes),
@@ -192,7 +197,7 @@ impl Feed {
     fn take(&mut self, ctx: &mut Ctx<'_>, records: Vec<Record>, bytes: u64) {
         let until = records.last().map_or(0, Record::next_offset);
         ctx.budget.arrived(&mut self.holding, bytes, until);
-        self.bad = self.bad.take().filter(|(offset, ..)| *offset >= until);
+        self.bad = self.bad.take().filter(|bad| bad.offset >= until);
         if self.writer.is_empty() {
             self.moved_at = ctx.now.mono;
         }
@@ -233,7 +238,9 @@ impl Feed {
     /// Where the upstream log begins: only this makes a jump a gap.
     pub(super) fn earliest(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
         let Some(found) = self.jump.take() else { return };
-        let cursor = crate::ingest::Source::position(&self.reader);
+        self.release_slot(ctx);
+        self.wide = false;
+        let cursor = self.cursor();
         let earliest = match record::scan(&polled.records, Verify::FramingOnly) {
             Ok(records) => records.first().map(Record::first_offset),
             Err(error) => return self.distrust(ctx, error.to_string()),
@@ -310,26 +317,26 @@ impl Feed {
     fn distrust(&mut self, ctx: &mut Ctx<'_>, detail: String) {
         self.error(detail.clone());
         self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
-        let pause = self.backoff.failed(ctx.rng).min(Duration::from_secs(1));
+        let pause = self.backoff.failed(ctx.rng);
         self.reader.unanswered();
-        self.reader.sleep_until(ctx.now.mono + pause);
+        self.reader.punish_until(ctx.now.mono + pause);
         ctx.conns.close(self.up, ctx.out);
     }
 
     fn bad_record(&mut self, ctx: &mut Ctx<'_>, offset: u64, why: String) {
-        let cursor = crate::ingest::Source::position(&self.reader);
-        let offset = offset.max(cursor);
+        let cursor = self.cursor();
         self.error(format!("upstream offset {offset}: {why}"));
-        let again = matches!(&self.bad, Some((known, ..)) if *known == offset);
-        if offset > cursor {
-            self.bad = Some((offset, why, 0));
+        let known = self.bad.take();
+        let stuck = known.as_ref().is_some_and(|bad| bad.cursor == cursor);
+        if offset > cursor && !stuck {
+            // What stands before it is copied first.
+            self.bad = Some(Bad { offset, why, seen: 0, cursor });
             return;
         }
-        let seen = match &self.bad {
-            Some((_, _, seen)) if again => seen + 1,
-            _ => 1,
-        };
-        self.bad = Some((offset, why, seen));
+        // A damaged header may name any offset; what is next to read is what is damaged.
+        let met = known.filter(|bad| stuck && bad.offset == cursor).map_or(0, |bad| bad.seen);
+        let seen = met + 1;
+        self.bad = Some(Bad { offset: cursor, why, seen, cursor });
         if seen == 1 {
             // Damaged on the way, or on disk: another connection tells.
             ctx.conns.close(self.up, ctx.out);
@@ -343,6 +350,14 @@ impl Feed {
         self.identity_asked = false;
         self.jump = None;
         match failure {
+            Failure::TooLarge { size } if self.large == LargeSlot::Held => {
+                let detail = format!(
+                    "the message at upstream offset {} needs a frame of {size} bytes, at most \
+                     {LARGE_SLOT} can be buffered",
+                    self.cursor()
+                );
+                self.fail(ctx, reason::BAD_RECORD, detail);
+            }
             Failure::TooLarge { size } if purpose == Purpose::Poll => {
                 self.reader.too_large(u64::from(*size));
             }
@@ -375,8 +390,14 @@ impl Feed {
     /// A send was confirmed.
     pub(super) fn sent(&mut self, ctx: &mut Ctx<'_>, base_offset: Option<u64>) {
         if self.is_balanced() {
-            if let Some(record) = self.writer.confirmed_anywhere() {
-                self.acked(ctx, &record);
+            match (base_offset, self.writer.is_waiting()) {
+                (None, _) => self.send_unknown(ctx, "an empty confirmation"),
+                (Some(_), false) => {}
+                (Some(_), true) => {
+                    if let Some(record) = self.writer.confirmed_anywhere() {
+                        self.acked(ctx, &record);
+                    }
+                }
             }
             return;
         }
@@ -409,6 +430,7 @@ impl Feed {
         self.entry.counters.messages += u64::from(record.count());
         self.entry.counters.bytes += record.len() as u64;
         self.moved_at = ctx.now.mono;
+        self.commit_failures = 0;
         self.clean = false;
         ctx.budget.acked(&mut self.holding, position);
         self.touch(ctx);
@@ -419,6 +441,7 @@ impl Feed {
 
     fn send_unknown(&mut self, ctx: &mut Ctx<'_>, what: &str) {
         self.error(format!("outcome of a send is unknown: {what}"));
+        self.unknown(ctx, true);
         self.restart_resume(ctx);
     }
 
@@ -427,6 +450,7 @@ impl Feed {
         match failure {
             Failure::Refused(58) => {
                 self.error("the destination did not accept a send (58)");
+                self.commit_failures = self.commit_failures.saturating_add(1);
                 self.writer.not_accepted(ctx.now.mono);
                 self.say(reason::NOT_ACCEPTED, "code 58, not accepted", ctx.now);
             }
@@ -456,11 +480,19 @@ impl Feed {
                 self.fail(ctx, reason::BAD_RECORD, detail);
             }
             Failure::TimedOut => self.send_unknown(ctx, "no answer in time"),
-            Failure::Lost => self.send_unknown(ctx, "the connection ended"),
+            Failure::Lost => {
+                self.error("outcome of a send is unknown: the connection ended");
+                self.restart_resume(ctx);
+            }
             Failure::TooLarge { .. } | Failure::Malformed(_) => {
                 self.send_unknown(ctx, "the answer cannot be read");
             }
         }
+    }
+
+    /// Next upstream offset to read.
+    fn cursor(&self) -> u64 {
+        Source::position(&self.reader)
     }
 
     fn wake_for(&mut self, at: Option<crate::time::Millis>) {

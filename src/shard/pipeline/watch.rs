@@ -24,8 +24,6 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub const ASLEEP: Duration = Duration::from_secs(5);
 /// How often the end of partitions that do not poll is looked at.
 pub const BLIND_AFTER: Duration = Duration::from_secs(1);
-/// A topic with fewer idle feeds on this shard is not worth a look of its own.
-const FEEDS_LEAST: usize = 2;
 
 /// One watch per source and topic.
 #[derive(Debug, Default)]
@@ -39,14 +37,12 @@ struct Watch {
 }
 
 impl Watches {
-    /// A feed found nothing for a while: true when enough feeds of its topic did, so that it may
-    /// sleep.
-    pub(super) fn watch(&mut self, source: &SourceKey, topic: usize, feed: FeedId) -> bool {
+    /// A feed found nothing for a while and will sleep.
+    pub(super) fn watch(&mut self, source: &SourceKey, topic: usize, feed: FeedId) {
         let watch = self.0.entry((source.clone(), topic)).or_default();
         if !watch.idle.contains(&feed) {
             watch.idle.push(feed);
         }
-        watch.idle.len() >= FEEDS_LEAST
     }
 }
 
@@ -57,7 +53,7 @@ impl Pipeline {
         for watch in self.watches.0.values_mut() {
             let feeds = &self.feeds;
             watch.idle.retain(|id| feeds.get(id).is_some_and(|feed| feed.reader.is_idle()));
-            if watch.idle.len() < FEEDS_LEAST || watch.asked.is_some() {
+            if watch.idle.is_empty() || watch.asked.is_some() {
                 continue;
             }
             if watch.next_at > now.mono {
@@ -104,7 +100,8 @@ impl Pipeline {
                 continue;
             };
             // An empty partition and one with a single message both say offset 0.
-            let end = if row.messages_count == 0 { 0 } else { row.current_offset + 1 };
+            let end =
+                if row.messages_count == 0 { 0 } else { row.current_offset.saturating_add(1) };
             let replaced = info.created_at != feed.entry.upstream_created_at;
             if end > feed.reader.position() || replaced {
                 feed.identified &= !replaced;
@@ -149,7 +146,7 @@ impl Pipeline {
             let row = info.partitions.iter().find(|row| row.id == feed.spec.partition);
             if let Some(row) = row.filter(|_| ours && same && feed.is_blind(now.mono)) {
                 let empty = row.messages_count == 0 && row.current_offset == 0;
-                feed.reader.saw_end(if empty { 0 } else { row.current_offset + 1 });
+                feed.reader.saw_end(if empty { 0 } else { row.current_offset.saturating_add(1) });
             }
         }
     }
