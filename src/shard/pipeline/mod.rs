@@ -176,6 +176,9 @@ impl Pipeline {
                     Err(why) => feed.hold(ctx, reason::WAITING_DESTINATION, why),
                 });
             }
+            FromControl::ReleaseDestination { feed } => {
+                self.with_feed(now, feed, out, |feed, ctx| feed.release_destination(ctx));
+            }
             FromControl::LargeSlotGranted { feed } => {
                 self.with_feed(now, feed, out, |feed, ctx| {
                     if feed.large == LargeSlot::Wanted {
