@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::support::{
-    Config, Daemon, Pair, Workload, compare_logs, eventually, soak, throughout, unique, when,
+    Config, Daemon, Pair, Workload, Writer, compare_logs, eventually, soak, throughout, unique,
+    when,
 };
 use super::{LIMIT, Rig, each, loopbacks, number, ready, source, text, write};
 use tidegate::batch::TopicName;
@@ -95,20 +96,21 @@ fn a_wiped_destination_stops_the_copy_or_is_filled_again_h29() {
         (Loss::WhileRunning, "refill"),
     ];
     each(&cases, |(loss, policy)| {
-        let rig = Rig::new(&pair, 2).with(|config| config.source("on_destination_lost", *policy));
+        let rig = Rig::new(&pair, 4).with(|config| config.source("on_destination_lost", *policy));
         rig.write_all(0..100);
         let mut daemon = rig.start();
         rig.copied(&mut daemon);
         ready(&mut daemon);
+        let up = std::sync::Arc::clone(&pair.up);
+        let writer = Writer::start(up, &rig.topic, 4, 400, 29);
         let mut running = Some(daemon);
         if matches!(loss, Loss::WhileStopped) {
             running.take().map(Daemon::stop);
         }
         pair.down.delete_stream(&rig.topic.stream);
-        rig.write_all(100..110);
         let mut daemon = running.unwrap_or_else(|| rig.start());
         if *policy == "fail" {
-            for partition in 0..2 {
+            for partition in 0..4 {
                 let feed = rig.reason(&mut daemon, partition, "destination_lost");
                 assert_eq!(feed["status"], "Error");
             }
@@ -116,6 +118,9 @@ fn a_wiped_destination_stops_the_copy_or_is_filled_again_h29() {
             daemon.stop();
             return;
         }
+        eventually(LIMIT, "the topic to be made again", || pair.down.topic(&rig.topic));
+        std::thread::sleep(Duration::from_millis(500));
+        writer.stop();
         rig.copied(&mut daemon);
         ready(&mut daemon);
         daemon.stop();
