@@ -277,7 +277,7 @@ impl Late {
             daemon.assert_running();
             when(brokers.pair.down.end(&topic, 0) > 0)
         });
-        let late = Fault::LateAppend { after: Duration::from_secs(3) };
+        let late = Fault::LateAppend { after: Duration::from_secs(5) };
         brokers.down.fault_once(late, Scope::sends());
         eventually(patience(), "a send to be late", || {
             when(brokers.down.pending_late_appends() > 0)

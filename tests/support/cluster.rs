@@ -203,6 +203,12 @@ impl Real {
     }
 }
 
+impl Real {
+    fn change(&self, request: &Request) -> Result<(), ServerError> {
+        self.client().ask(request).expect("an answer").map(drop)
+    }
+}
+
 impl Cluster for Real {
     fn address(&self) -> String {
         self.0.clone()
@@ -213,32 +219,34 @@ impl Cluster for Real {
     }
 
     fn create_topic(&self, topic: &TopicName, partitions: u32) {
-        let (mut client, stream) = (self.client(), topic.stream.clone());
-        let created = client.ask(&Request::CreateStream { stream: stream.clone() });
-        let created = created.expect("an answer");
-        assert!(created.as_ref().map_or_else(|error| error.is_exists(), |_| true), "{created:?}");
+        let stream = topic.stream.clone();
+        let create = Request::CreateStream { stream: stream.clone() };
+        let created = insist(ServerError::is_exists, || self.change(&create));
+        assert!(created.map_or_else(|error| error.is_exists(), |()| true), "{created:?}");
         let options = Vec::new();
         let create =
             Request::CreateTopic { stream, topic: topic.topic.clone(), partitions, options };
-        client.ask(&create).expect("an answer").expect("a new topic");
+        insist(ServerError::is_exists, || self.change(&create)).expect("a new topic");
     }
 
     fn add_partitions(&self, topic: &TopicName, add: u32) {
         let (stream, topic) = (topic.stream.clone(), topic.topic.clone());
         let grow = Request::CreatePartitions { stream, topic, add };
-        self.client().ask(&grow).expect("an answer").expect("more partitions");
+        self.change(&grow).expect("more partitions");
     }
 
     fn delete_topic(&self, topic: &TopicName) {
         let (stream_id, topic_id) = (named(&topic.stream), named(&topic.topic));
         let body = DeleteTopicRequest { stream_id, topic_id };
-        operate(self.client(), DELETE_TOPIC, &body).expect("a topic");
+        let gone = || operate(self.client(), DELETE_TOPIC, &body);
+        insist(ServerError::is_not_found, gone).expect("a topic");
     }
 
     fn purge(&self, topic: &TopicName) {
         let (stream_id, topic_id) = (named(&topic.stream), named(&topic.topic));
         let body = PurgeTopicRequest { stream_id, topic_id };
-        operate(self.client(), PURGE_TOPIC, &body).expect("a topic");
+        let purge = || operate(self.client(), PURGE_TOPIC, &body);
+        insist(|_| false, purge).expect("a topic");
     }
 
     fn delete_stream(&self, stream: &str) {
@@ -288,6 +296,26 @@ impl Cluster for Real {
     }
 }
 
+/// Repeats a change until its outcome is known: a busy server answers 57 or 58. `done` tells the
+/// error that means that an earlier try was applied.
+fn insist(
+    done: impl Fn(ServerError) -> bool,
+    mut change: impl FnMut() -> Result<(), ServerError>,
+) -> Result<(), ServerError> {
+    let mut tries = 0;
+    loop {
+        match change() {
+            Err(error) if tries > 0 && done(error) => return Ok(()),
+            Err(error) if error.is_unknown_outcome() || error.is_not_accepted() => {
+                tries += 1;
+                assert!(tries < 100, "{error} a hundred times");
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            known => return known,
+        }
+    }
+}
+
 fn connect(address: &str) -> Client {
     Client::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"))
 }
@@ -301,16 +329,17 @@ fn named(name: &str) -> WireIdentifier {
 }
 
 fn delete_stream(address: &str, stream: &str) {
-    let client = Client::connect(address);
-    let gone =
-        |client| operate(client, DELETE_STREAM, &DeleteStreamRequest { stream_id: named(stream) });
-    match client.map(gone) {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) if error.is_not_found() => {}
-        Ok(Err(error)) => panic!("delete stream {stream}: {error}"),
+    let request = DeleteStreamRequest { stream_id: named(stream) };
+    let gone = || match Client::connect(address) {
+        Ok(client) => operate(client, DELETE_STREAM, &request),
         // Nobody there: nothing to delete.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) => panic!("{address}: {error}"),
+    };
+    match insist(ServerError::is_not_found, gone) {
+        Ok(()) => {}
+        Err(error) if error.is_not_found() => {}
+        Err(error) => panic!("delete stream {stream}: {error}"),
     }
 }
 
