@@ -199,6 +199,12 @@ pub enum FromControl {
         /// Creation time of the destination topic, or why there is none.
         result: Result<u64, String>,
     },
+    /// The destination topic is gone and about to be made again: send nothing more before
+    /// looking at it anew, and answer [`ToControl::DestinationReleased`].
+    ReleaseDestination {
+        /// Which feed.
+        feed: FeedId,
+    },
     /// The daemon-wide slot for one oversized message is yours (G6).
     LargeSlotGranted {
         /// Which feed asked.
@@ -213,6 +219,11 @@ pub enum FromControl {
 pub enum ToControl {
     /// The destination is absent and policy says to make it again.
     EnsureDestination {
+        /// Which feed.
+        feed: FeedId,
+    },
+    /// What this feed sent may still arrive until `settle` has passed, nothing after that.
+    DestinationReleased {
         /// Which feed.
         feed: FeedId,
     },

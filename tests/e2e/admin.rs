@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::support::{Daemon, Pair, Workload, eventually, soak, throughout, when};
-use super::{LIMIT, Rig, loopbacks, number, ready, write};
+use super::{Rig, limit, loopbacks, number, ready, write};
 
 fn code(daemon: &Daemon, method: &str, path: &str) -> u16 {
     daemon.ask(method, path).unwrap_or_else(|error| panic!("{method} {path}: {error}")).0
@@ -26,7 +26,7 @@ fn a_running_daemon_answers_every_path_and_no_other() {
     for path in ["/", "/nope", "/status/", "/metricsx"] {
         assert_eq!(code(&daemon, "GET", path), 404, "{path}");
     }
-    let copied = eventually(LIMIT, "the figures", || {
+    let copied = eventually(limit(), "the figures", || {
         let shown = daemon.status()?;
         (shown["sources"][0]["totals"]["messages"] == 100).then_some(shown)
     });
@@ -77,7 +77,7 @@ fn nothing_that_is_shown_or_logged_holds_a_password() {
 
 /// Lag of the partition, from status and from the metric, once both agree.
 fn lag(daemon: &mut Daemon, rig: &Rig, expected: u64) {
-    eventually(LIMIT, &format!("a lag of {expected}"), || {
+    eventually(limit(), &format!("a lag of {expected}"), || {
         daemon.assert_running();
         let shown = daemon.feed(&rig.topic, 0)?;
         let line = format!("tidegate_mirror_lag_messages{{source=\"mirror\"}} {expected}\n");
@@ -137,7 +137,7 @@ fn without_io_uring_a_full_copy_runs_on_epoll_and_says_so_once_h35() {
     rig.copied(&mut daemon);
     rig.write_all(1_000..1_050);
     rig.copied(&mut daemon);
-    eventually(LIMIT, "every shard on epoll", || {
+    eventually(limit(), "every shard on epoll", || {
         let status = daemon.status()?;
         when(status["shards"].as_array()?.iter().all(|shard| shard["io_driver"] == "epoll"))
     });

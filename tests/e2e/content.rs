@@ -8,7 +8,7 @@ use tidegate::iggy_wire::TopicOption;
 use tidegate::loopback::{Fault, Message, Scope, Times};
 
 use super::support::{Pair, Seen, eventually, throughout, when};
-use super::{LIMIT, Rig, THEN, loopbacks, number, ready, text};
+use super::{Rig, THEN, limit, loopbacks, number, ready, text};
 
 const YEAR: u64 = 365 * 24 * 3_600 * 1_000_000;
 
@@ -109,7 +109,9 @@ fn equal_messages_with_id_0_are_neither_merged_nor_repeated_h07() {
     brokers.down.fault(Fault::EmptyConfirmation, Scope::sends(), Times::Next(3));
     rig.pair.up.append(&rig.topic, 0, &vec![same.clone(); 20]);
     let mut daemon = rig.start();
-    eventually(LIMIT, "an empty confirmation", || when(!brokers.down.applied_faults().is_empty()));
+    eventually(limit(), "an empty confirmation", || {
+        when(!brokers.down.applied_faults().is_empty())
+    });
     daemon.assert_running();
     daemon.kill();
     rig.pair.up.append(&rig.topic, 0, &vec![same; 20]);
@@ -251,7 +253,7 @@ fn balanced_delivers_every_message_to_some_partition() {
     pair.down.create_topic(&rig.topic, 2);
     rig.write_all(0..200);
     let mut daemon = rig.start();
-    eventually(LIMIT, "all messages", || {
+    eventually(limit(), "all messages", || {
         daemon.assert_running();
         when(pair.down.total(&rig.topic, 2) >= 600)
     });

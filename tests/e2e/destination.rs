@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::support::{
-    Config, Daemon, Pair, Workload, compare_logs, eventually, soak, throughout, unique, when,
+    Config, Daemon, Pair, Workload, Writer, compare_logs, eventually, soak, throughout, unique,
+    when,
 };
-use super::{LIMIT, Rig, each, loopbacks, number, ready, source, text, write};
+use super::{Rig, each, limit, loopbacks, number, ready, source, text, write};
 use tidegate::batch::TopicName;
 
 /// Creates the destination topic with messages of somebody else in its first partition.
@@ -95,20 +96,21 @@ fn a_wiped_destination_stops_the_copy_or_is_filled_again_h29() {
         (Loss::WhileRunning, "refill"),
     ];
     each(&cases, |(loss, policy)| {
-        let rig = Rig::new(&pair, 2).with(|config| config.source("on_destination_lost", *policy));
+        let rig = Rig::new(&pair, 4).with(|config| config.source("on_destination_lost", *policy));
         rig.write_all(0..100);
         let mut daemon = rig.start();
         rig.copied(&mut daemon);
         ready(&mut daemon);
+        let up = std::sync::Arc::clone(&pair.up);
+        let writer = Writer::start(up, &rig.topic, 4, 400, 29);
         let mut running = Some(daemon);
         if matches!(loss, Loss::WhileStopped) {
             running.take().map(Daemon::stop);
         }
         pair.down.delete_stream(&rig.topic.stream);
-        rig.write_all(100..110);
         let mut daemon = running.unwrap_or_else(|| rig.start());
         if *policy == "fail" {
-            for partition in 0..2 {
+            for partition in 0..4 {
                 let feed = rig.reason(&mut daemon, partition, "destination_lost");
                 assert_eq!(feed["status"], "Error");
             }
@@ -116,6 +118,9 @@ fn a_wiped_destination_stops_the_copy_or_is_filled_again_h29() {
             daemon.stop();
             return;
         }
+        eventually(limit(), "the topic to be made again", || pair.down.topic(&rig.topic));
+        std::thread::sleep(Duration::from_millis(500));
+        writer.stop();
         rig.copied(&mut daemon);
         ready(&mut daemon);
         daemon.stop();
@@ -177,9 +182,9 @@ fn a_missing_destination_topic_is_named_and_holds_nobody_else_h34() {
     }
     let mut daemon = rig.start();
     for topic in [first, third] {
-        eventually(LIMIT, "the topics that are there", || when(pair.down.end(topic, 0) == 50));
+        eventually(limit(), "the topics that are there", || when(pair.down.end(topic, 0) == 50));
     }
-    let found = eventually(LIMIT, "both findings", || {
+    let found = eventually(limit(), "both findings", || {
         let findings = source(&daemon, "mirror")?["findings"].as_array()?.clone();
         (findings.len() == 2).then_some(findings)
     });
@@ -197,7 +202,7 @@ fn a_missing_destination_topic_is_named_and_holds_nobody_else_h34() {
     }
     assert!(pair.down.topic(missing).is_none());
     pair.down.create_topic(missing, 1);
-    eventually(LIMIT, "the topic that was made", || when(pair.down.end(missing, 0) == 50));
+    eventually(limit(), "the topic that was made", || when(pair.down.end(missing, 0) == 50));
     daemon.assert_running();
     daemon.stop();
     for topic in [first, missing, third] {

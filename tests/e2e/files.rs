@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::support::{Daemon, Home, Pair, eventually, skipped, soak, throughout, when};
-use super::{LIMIT, Rig, number, ready};
+use super::{Rig, limit, number, ready};
 
 /// One copy, saved; a kill; one more copy; an orderly stop; and the files are read once more.
 fn copies_with_state_in(dir: &Path) {
@@ -39,7 +39,7 @@ fn copies_with_state_in(dir: &Path) {
 }
 
 fn durable(daemon: &mut Daemon, rig: &Rig, position: u64) {
-    eventually(LIMIT, &format!("position {position} on disk"), || {
+    eventually(limit(), &format!("position {position} on disk"), || {
         daemon.assert_running();
         when((0..rig.partitions).all(|partition| {
             let feed = daemon.feed(&rig.topic, partition);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::support::{Daemon, Loopbacks, Pair, Workload, compare_logs, eventually, throughout};
-use super::{LIMIT, Rig, each, loopbacks, number, ready, text, write};
+use super::{Rig, each, limit, loopbacks, number, ready, text, write};
 
 /// How a history ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ fn another_history_is_copied_behind_the_old_one_when_told_so() {
     each(&CASES, |case| {
         let (rig, mut daemon) = changed(&pair, case, "restart");
         rig.ends_at(&mut daemon, 0, 100 + case.messages);
-        let feed = eventually(LIMIT, "the position", || {
+        let feed = eventually(limit(), "the position", || {
             daemon.feed(&rig.topic, 0).filter(|feed| feed["position"] == case.messages)
         });
         assert_eq!((number(&feed["resets"]), &feed["delta"]), (1, &100.into()), "{feed:#}");
@@ -121,7 +121,9 @@ fn a_missing_upstream_topic_is_created_or_stops_the_source_by_policy() {
     let rig =
         Rig::without_topic(&pair, 1).with(|config| config.source("on_missing_upstream", "create"));
     let mut daemon = rig.start();
-    eventually(LIMIT, "both topics", || pair.up.topic(&rig.topic).and(pair.down.topic(&rig.topic)));
+    eventually(limit(), "both topics", || {
+        pair.up.topic(&rig.topic).and(pair.down.topic(&rig.topic))
+    });
     rig.write(0, 0..10);
     rig.copied(&mut daemon);
     daemon.stop();
@@ -157,7 +159,7 @@ fn what_retention_took_becomes_one_gap_that_everybody_sees_h28() {
     let (rig, mut daemon) = expired(&brokers, "earliest_available");
     rig.ends_at(&mut daemon, 0, 300);
     rig.ends_at(&mut daemon, 1, 200);
-    let feed = eventually(LIMIT, "the gap", || {
+    let feed = eventually(limit(), "the gap", || {
         daemon.feed(&rig.topic, 0).filter(|feed| feed["gaps"] == 1 && feed["lag_messages"] == 0)
     });
     assert_eq!((number(&feed["gap_messages"]), &feed["delta"]), (200, &(-200).into()), "{feed:#}");
@@ -213,7 +215,7 @@ fn retention_while_running_is_a_gap_too() {
     brokers.up.retain_from(&rig.topic.stream, &rig.topic.topic, 0, 250).expect("a partition");
     brokers.up.start().expect("a free port");
     rig.ends_at(&mut daemon, 0, 250);
-    let feed = eventually(LIMIT, "the gap", || {
+    let feed = eventually(limit(), "the gap", || {
         daemon.feed(&rig.topic, 0).filter(|feed| feed["gaps"] == 1)
     });
     assert_eq!(number(&feed["gap_messages"]), 150, "{feed:#}");

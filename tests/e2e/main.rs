@@ -24,13 +24,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Config, Daemon, Home, Pair, Workload, compare, eventually, unique_topic, when};
+use support::{
+    Config, Daemon, Home, Pair, Workload, compare, eventually, soak, unique_topic, when,
+};
 use tidegate::batch::TopicName;
 
-/// Longest wait for anything that should come by itself.
-const LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 60 } else { 40 });
 /// Microseconds since the Unix epoch; origin times are data, not the time of the test.
 const THEN: u64 = 1_700_000_000_000_000;
+
+/// Longest wait for anything that should come by itself.
+fn limit() -> Duration {
+    Duration::from_secs(if soak() { 300 } else { 60 })
+}
 
 /// One topic that a daemon mirrors to its namesake, and where the daemon lives.
 struct Rig {
@@ -82,7 +87,7 @@ impl Rig {
     #[track_caller]
     fn start(&self) -> Daemon {
         let mut daemon = Daemon::start(&self.home, &self.config);
-        eventually(LIMIT, "a start", || {
+        eventually(limit(), "a start", || {
             daemon.assert_running();
             when(daemon.lines().iter().any(|line| line.contains("\"message\":\"started\"")))
         });
@@ -100,7 +105,7 @@ impl Rig {
     /// Waits until the destination ends where upstream does.
     #[track_caller]
     fn copied(&self, daemon: &mut Daemon) {
-        eventually(LIMIT, "the copy", || {
+        eventually(limit(), "the copy", || {
             daemon.assert_running();
             when((0..self.partitions).all(|p| self.down_end(p) >= self.up_end(p)))
         });
@@ -109,7 +114,7 @@ impl Rig {
     /// Waits until the destination of one partition ends at this offset.
     #[track_caller]
     fn ends_at(&self, daemon: &mut Daemon, partition: u32, end: u64) {
-        eventually(LIMIT, &format!("offset {end} of partition {partition}"), || {
+        eventually(limit(), &format!("offset {end} of partition {partition}"), || {
             daemon.assert_running();
             when(self.down_end(partition) >= end)
         });
@@ -127,13 +132,13 @@ impl Rig {
     /// Waits until a feed has this reason, `""` for running.
     #[track_caller]
     fn reason(&self, daemon: &mut Daemon, partition: u32, reason: &str) -> Value {
-        daemon.wait_for_reason(LIMIT, &self.topic, partition, reason)
+        daemon.wait_for_reason(limit(), &self.topic, partition, reason)
     }
 
     /// Waits until the source as a whole has this reason.
     #[track_caller]
     fn source_reason(&self, daemon: &mut Daemon, reason: &str) -> Value {
-        eventually(LIMIT, &format!("reason {reason:?} of the source"), || {
+        eventually(limit(), &format!("reason {reason:?} of the source"), || {
             daemon.assert_running();
             source(daemon, "mirror").filter(|source| source["reason"] == reason)
         })
@@ -160,7 +165,7 @@ fn source(daemon: &Daemon, key: &str) -> Option<Value> {
 /// Waits until everything that keeps a source from running is over.
 #[track_caller]
 fn ready(daemon: &mut Daemon) {
-    eventually(LIMIT, "readiness", || {
+    eventually(limit(), "readiness", || {
         daemon.assert_running();
         when(daemon.get("/readyz").is_ok_and(|(code, _)| code == 200))
     });

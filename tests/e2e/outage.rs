@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidegate::loopback::Restart;
 
 use super::support::{Config, Daemon, Proxy, Writer, eventually, seed, soak, throughout, when};
-use super::{LIMIT, Rig, loopbacks, number, ready, text};
+use super::{Rig, limit, loopbacks, number, ready, text};
 
 #[test]
 fn either_side_down_at_start_is_waited_for() {
@@ -42,7 +42,7 @@ fn an_outage_of_either_side_heals_by_itself_h06() {
     let sides = [(&brokers.up, "upstream_unreachable"), (&brokers.down, "destination_unreachable")];
     for (side, reason) in sides {
         let before = rig.pair.down.total(&rig.topic, 2);
-        eventually(LIMIT, "messages", || when(rig.pair.down.total(&rig.topic, 2) > before + 50));
+        eventually(limit(), "messages", || when(rig.pair.down.total(&rig.topic, 2) > before + 50));
         side.stop();
         let begun = Instant::now();
         rig.source_reason(&mut daemon, reason);
@@ -51,7 +51,7 @@ fn an_outage_of_either_side_heals_by_itself_h06() {
         let stood_at = rig.pair.down.total(&rig.topic, 2);
         side.start().expect("a free port");
         let begun = Instant::now();
-        eventually(LIMIT, "messages", || when(rig.pair.down.total(&rig.topic, 2) > stood_at));
+        eventually(limit(), "messages", || when(rig.pair.down.total(&rig.topic, 2) > stood_at));
         let backoff_cap = Duration::from_secs(if soak() { 60 } else { 1 });
         let limit = backoff_cap + Duration::from_secs(5);
         assert!(begun.elapsed() < limit, "it took {:?}", begun.elapsed());
@@ -80,14 +80,14 @@ fn half_open_connections_are_noticed_and_replaced_h06() {
     for (way, reason) in [(&up_way, "upstream_unreachable"), (&down_way, "destination_unreachable")]
     {
         let before = down.total(&rig.topic, 2);
-        eventually(LIMIT, "messages", || when(down.total(&rig.topic, 2) > before + 50));
+        eventually(limit(), "messages", || when(down.total(&rig.topic, 2) > before + 50));
         way.pause();
         rig.source_reason(&mut daemon, reason);
         // What stood in the way is lost with it, as on a network; it must not arrive late.
         way.cut();
         way.resume();
         let stood_at = down.total(&rig.topic, 2);
-        eventually(LIMIT, "messages", || when(down.total(&rig.topic, 2) > stood_at));
+        eventually(limit(), "messages", || when(down.total(&rig.topic, 2) > stood_at));
     }
     writer.stop();
     rig.copied(&mut daemon);
@@ -163,7 +163,7 @@ fn a_destination_that_lost_its_tail_gets_it_again() {
         rig.write(1, 0..40);
         let mut daemon = rig.start();
         rig.copied(&mut daemon);
-        eventually(LIMIT, "a save", || {
+        eventually(limit(), "a save", || {
             when(daemon.feed(&rig.topic, 0).is_some_and(|f| f["durable_position"] == 300))
         });
         let mut running = Some(daemon);
@@ -175,7 +175,7 @@ fn a_destination_that_lost_its_tail_gets_it_again() {
         rig.copied(&mut daemon);
         // The second partition had less than was lost: all of it.
         for partition in 0..2 {
-            let feed = eventually(LIMIT, "a reset", || {
+            let feed = eventually(limit(), "a reset", || {
                 daemon.feed(&rig.topic, partition).filter(|feed| feed["resets"] == 1)
             });
             assert!(text(&feed["last_error"]).contains("lost its tail"), "{feed:#}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate::loopback::{Fault, Scope, Times};
 
 use super::support::{Pair, compare_logs, eventually, skipped, throughout, when};
-use super::{LIMIT, Rig, each, loopbacks, number, ready};
+use super::{Rig, each, limit, loopbacks, number, ready};
 
 #[test]
 fn initial_offset_decides_where_a_first_start_begins_and_nothing_else() {
@@ -18,7 +18,7 @@ fn initial_offset_decides_where_a_first_start_begins_and_nothing_else() {
             Rig::new(&pair, 1).with(|config| config.source("initial_offset", value.clone()));
         rig.write(0, 0..100);
         let mut daemon = rig.start();
-        let feed = eventually(LIMIT, "the start", || {
+        let feed = eventually(limit(), "the start", || {
             daemon.assert_running();
             let feed = daemon.feed(&rig.topic, 0)?;
             (feed["status"] == "Running" && feed["position"] == 100).then_some(feed)
@@ -98,7 +98,7 @@ fn an_orderly_restart_of_a_busy_mirror_resends_nothing_h02() {
     let rig = rig.with(|config| config.source("max_batch_bytes", "16KiB"));
     for round in 1..=3 {
         let mut daemon = rig.start();
-        eventually(LIMIT, "a few hundred messages", || {
+        eventually(limit(), "a few hundred messages", || {
             when(rig.down_end(0) > 200 * round && rig.down_end(1) > 200 * round)
         });
         let ended = daemon.terminate();
@@ -132,7 +132,7 @@ fn a_changed_number_of_shards_keeps_every_position() {
         written += 50;
         let mut daemon = rig.start();
         rig.copied(&mut daemon);
-        let shown = eventually(LIMIT, "all feeds", || {
+        let shown = eventually(limit(), "all feeds", || {
             let feeds: Option<BTreeMap<u64, u64>> = (0..4)
                 .map(|partition| {
                     let feed = daemon.feed(&rig.topic, partition)?;
@@ -146,7 +146,7 @@ fn a_changed_number_of_shards_keeps_every_position() {
         assert_eq!(used.len() as i64, shards, "round {round}: {shown:?}");
         // Every second time the last save tells of no clean stop.
         if round == 1 {
-            eventually(LIMIT, "a save", || {
+            eventually(limit(), "a save", || {
                 when((0..4).all(|partition| {
                     let feed = daemon.feed(&rig.topic, partition);
                     feed.is_some_and(|feed| feed["durable_position"] == written)

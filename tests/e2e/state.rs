@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
 use super::support::{Pair, eventually, unique_topic, when};
-use super::{LIMIT, Rig, each, number, ready, source, text, write};
+use super::{Rig, each, limit, number, ready, source, text, write};
 use tidegate::batch::TopicName;
 
 /// What happened to a state file.
@@ -43,7 +43,7 @@ fn saved(pair: &Pair) -> (Rig, TopicName) {
     write(&*pair.up, &other, &rig.workload, 0, 0..20);
     let mut daemon = rig.start();
     rig.copied(&mut daemon);
-    eventually(LIMIT, "the other source", || when(pair.down.end(&other, 0) == 20));
+    eventually(limit(), "the other source", || when(pair.down.end(&other, 0) == 20));
     daemon.stop();
     (rig, other)
 }
@@ -95,8 +95,8 @@ fn a_damaged_file_stops_its_source_alone_and_is_left_as_it_is() {
         let detail = text(&shown["detail"]);
         assert!(detail.contains(&path.display().to_string()), "{detail}");
         assert!(detail.contains(words), "{words:?}: {detail}");
-        eventually(LIMIT, "the other source", || when(pair.down.end(&other, 0) == 30));
-        eventually(LIMIT, "the other source to run", || {
+        eventually(limit(), "the other source", || when(pair.down.end(&other, 0) == 30));
+        eventually(limit(), "the other source to run", || {
             source(&daemon, "other").filter(|other| other["status"] == "Running")
         });
         assert_eq!((rig.down_end(0), rig.down_end(1)), (50, 50), "nothing starts afresh");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidegate::cli::demo::process::Signal;
 
 use super::support::{Pair, Writer, eventually, seed, throughout, when};
-use super::{LIMIT, Rig, loopbacks, number, ready};
+use super::{Rig, limit, loopbacks, number, ready};
 
 #[test]
 fn sigterm_drains_saves_and_prints_the_final_positions() {
@@ -16,7 +16,7 @@ fn sigterm_drains_saves_and_prints_the_final_positions() {
     let mut daemon = rig.start();
     ready(&mut daemon);
     let writer = Writer::start(Arc::clone(&pair.up), &rig.topic, 2, 2_000, seed(test));
-    eventually(LIMIT, "messages", || when(pair.down.total(&rig.topic, 2) > 500));
+    eventually(limit(), "messages", || when(pair.down.total(&rig.topic, 2) > 500));
     let ended = daemon.terminate();
     assert!(ended.status.success(), "{}", ended.status);
     // It has ended; what it wrote is read to the end.
@@ -69,7 +69,7 @@ fn a_second_sigterm_leaves_at_once_with_143_and_loses_nothing() {
     let asked = |daemon: &super::support::Daemon| {
         daemon.lines().iter().any(|line| line.contains("asked to stop"))
     };
-    eventually(LIMIT, "the first signal to be heard", || when(asked(&daemon)));
+    eventually(limit(), "the first signal to be heard", || when(asked(&daemon)));
     throughout(Duration::from_millis(300), "it waits for the answer", || {
         daemon.try_wait().is_none()
     });

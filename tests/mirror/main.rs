@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidegate::batch::TopicName;
 use tidegate::config::*;
 use tidegate::loopback::{Fault, Scope, Times};
-use tidegate::shard::event::{FromControl, SaveError};
+use tidegate::shard::event::{FromControl, SaveError, ToControl};
 use tidegate::shard::snapshot::Status;
 use world::World;
 
@@ -548,6 +548,29 @@ fn a_destination_deleted_while_running_is_refilled_on_request() {
     w.tell(FromControl::DestinationReady { feed, result: Ok(created) });
     w.until("refilled", |w| copied(w, 0, 101) && w.feed(0).epoch == 1);
     w.assert_equal(1);
+}
+
+#[test]
+fn a_feed_lets_go_of_its_destination_and_goes_on_where_it_stood() {
+    let mut w = world(2);
+    (0..2).for_each(|partition| w.write(true, partition, 0, 100));
+    w.start(2);
+    w.until("copied", |w| copied(w, 0, 100) && copied(w, 1, 100));
+    // With a send on its way that is appended after the connection is gone.
+    let late = Fault::LateAppend { after: Duration::from_millis(500) };
+    w.down.core.faults().set(late, Scope::sends().partition(1), Times::Next(1));
+    (0..2).for_each(|partition| w.write(true, partition, 100, 10));
+    w.run(Duration::from_millis(60));
+    let feeds: Vec<_> = w.feeds().iter().map(|feed| feed.id).collect();
+    for feed in feeds {
+        w.tell(FromControl::ReleaseDestination { feed });
+    }
+    w.until("answers", |w| {
+        let released = |m: &&ToControl| matches!(m, ToControl::DestinationReleased { .. });
+        w.to_control.iter().filter(released).count() == 2
+    });
+    w.until("copied", |w| copied(w, 0, 110) && copied(w, 1, 110));
+    w.assert_equal(2);
 }
 
 #[test]

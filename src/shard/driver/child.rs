@@ -13,7 +13,8 @@ pub struct Ended {
     pub status: ExitStatus,
     /// Processor time of all its threads, user and system.
     pub cpu: Duration,
-    /// Largest resident set, bytes.
+    /// Largest resident set, bytes. Counts the parent's at the start too: a child is a copy of
+    /// it before it becomes another program.
     pub max_memory: u64,
 }
 

@@ -419,6 +419,16 @@ impl Control {
         }
     }
 
+    /// Has every feed of a topic let go of its destination.
+    pub(super) fn release_destination(&self, source: &provisioning::Source, topic: usize) {
+        let homes = self.feeds.borrow().clone();
+        for (id, home) in (0..).zip(homes) {
+            if home.source == source.index && home.topic == topic {
+                self.send(home.shard, FromControl::ReleaseDestination { feed: FeedId(id) });
+            }
+        }
+    }
+
     fn home(&self, feed: FeedId) -> Option<FeedHome> {
         let index = usize::try_from(feed.0).ok()?;
         self.feeds.borrow().get(index).copied()
@@ -438,6 +448,13 @@ impl Control {
                     && let Some(source) = self.sources.borrow().get(source)
                 {
                     source.ensure(self.clock.now(), topic, feed);
+                }
+            }
+            FromShard::Control(ToControl::DestinationReleased { feed }) => {
+                if let Some(FeedHome { source, topic, .. }) = self.home(feed)
+                    && let Some(source) = self.sources.borrow().get(source)
+                {
+                    source.released(self.clock.now(), topic, feed);
                 }
             }
             FromShard::Control(ToControl::LargeSlotWanted { feed }) => {

@@ -62,6 +62,14 @@ impl Source {
         self.poke();
     }
 
+    /// A feed has let go of its destination.
+    pub(super) fn released(&self, now: Now, topic: usize, feed: FeedId) {
+        if let Some(machine) = self.machine.borrow_mut().as_mut() {
+            machine.released(now, topic, feed);
+        }
+        self.poke();
+    }
+
     pub(super) fn findings(&self) -> Vec<SourceFinding> {
         self.findings.borrow().clone()
     }
@@ -152,6 +160,7 @@ fn step(control: &Control, source: &Source, generation: u64) -> Next {
         match output {
             Output::Add(feed) => control.add_feed(source, *feed, generation),
             Output::Ready { feed, result } => control.destination_ready(feed, result),
+            Output::Release { topic } => control.release_destination(source, topic),
             Output::Notice(text) => tracing::warn!(source = %source.plan.key, "{text}"),
         }
     }

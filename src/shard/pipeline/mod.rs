@@ -178,6 +178,9 @@ impl Pipeline {
                     Err(why) => feed.hold(ctx, reason::WAITING_DESTINATION, why),
                 });
             }
+            FromControl::ReleaseDestination { feed } => {
+                self.with_feed(now, feed, out, |feed, ctx| feed.release_destination(ctx));
+            }
             FromControl::LargeSlotGranted { feed } => {
                 if !self.feeds.contains_key(&feed) {
                     out.push(Command::Control(ToControl::LargeSlotReleased { feed }));

@@ -185,6 +185,17 @@ impl Feed {
         }
     }
 
+    /// Another feed found the topic gone and it will be made again. A send on its way to the old
+    /// one must not land in the new one: what is outstanding becomes an unknown outcome, and the
+    /// topic is identified before the next.
+    pub(super) fn release_destination(&mut self, ctx: &mut Ctx<'_>) {
+        if !matches!(self.stage, Stage::Ensuring | Stage::Closing { .. } | Stage::Ended) {
+            self.restart_resume(ctx);
+        }
+        let feed = self.spec.id;
+        ctx.out.push(Command::Control(ToControl::DestinationReleased { feed }));
+    }
+
     fn ensure(&mut self, ctx: &mut Ctx<'_>) {
         let feed = self.spec.id;
         self.round += 1;

@@ -97,6 +97,12 @@ pub enum Output {
         /// Creation time of the destination topic, or why there is none.
         result: Result<u64, String>,
     },
+    /// The destination of this topic will be made again: its feeds must let go of it first and
+    /// report with [`Provisioner::released`].
+    Release {
+        /// Index into the plan's topics.
+        topic: usize,
+    },
     /// Something to tell once: created, grown, an option left out.
     Notice(String),
 }
@@ -184,6 +190,23 @@ impl Provisioner {
                 topic.step = Step::FindUpstream;
                 topic.due = now.mono;
             }
+        }
+    }
+
+    /// A feed has let go of a destination that will be made again.
+    pub fn released(&mut self, now: Now, topic: usize, feed: FeedId) {
+        let settle = self.plan.to.settle;
+        let is_asked = self.asked == Some(topic);
+        let Some(topic) = self.topics.get_mut(topic) else { return };
+        topic.released.insert(feed);
+        if !topic.is_released() {
+            return;
+        }
+        // What they had sent may arrive until then, and must not find the new topic.
+        topic.create_at = now.mono + settle;
+        if !is_asked && !topic.step.changes_something() {
+            topic.step = Step::FindUpstream;
+            topic.due = topic.create_at;
         }
     }
 
@@ -363,6 +386,16 @@ impl Provisioner {
                 return self.retry(now, index, reason::WAITING_DESTINATION, detail);
             }
             if topic.added.is_empty() || !topic.ensuring.is_empty() {
+                if self.plan.auto_create && !topic.may_create(now.mono) {
+                    if !topic.is_released() {
+                        self.outputs.push(Output::Release { topic: index });
+                        topic.create_at = now.mono + self.plan.max_retry_interval;
+                    }
+                    topic.step = Step::FindUpstream;
+                    topic.due = topic.create_at;
+                    let detail = format!("{detail}; it is made again once nothing is on its way");
+                    return topic.say(reason::WAITING_DESTINATION, detail, now);
+                }
                 if self.plan.auto_create {
                     let known = self.catalogue.is_some();
                     topic.go(if known { Step::CreateStream } else { Step::AskOptions }, now);
@@ -376,6 +409,7 @@ impl Provisioner {
             };
             return self.retry(now, index, reason, detail);
         };
+        topic.released.clear();
         if topic.is_replaced(&info) && self.plan.on_destination_lost == OnDestinationLost::Fail {
             let (now_at, known) = (info.created_at, topic.downstream_created_at);
             let detail = format!(

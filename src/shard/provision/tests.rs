@@ -40,6 +40,7 @@ struct World {
     look_ups: usize,
     added: Vec<NewFeed>,
     ready: Vec<(FeedId, Result<u64, String>)>,
+    releases: Vec<usize>,
     notices: Vec<String>,
     /// Whether the request is applied all the same, and what the asker learns.
     fault: Fault,
@@ -187,6 +188,7 @@ impl World {
             look_ups: 0,
             added: Vec::new(),
             ready: Vec::new(),
+            releases: Vec::new(),
             notices: Vec::new(),
             fault: Box::new(|_, _| None),
         };
@@ -203,6 +205,7 @@ impl World {
             match output {
                 Output::Add(feed) => self.added.push(*feed),
                 Output::Ready { feed, result } => self.ready.push((feed, result)),
+                Output::Release { topic } => self.releases.push(topic),
                 Output::Notice(text) => self.notices.push(text),
             }
         }
@@ -476,6 +479,15 @@ fn a_feed_that_refills_gets_its_topic_made_again() {
     world.machine.ensure(world.now(), 0, FeedId(4));
     world.machine.ensure(world.now(), 0, FeedId(5));
     world.settle();
+    assert_eq!((&world.changes[..], &world.releases[..]), (&[][..], &[0][..]));
+    // Nothing is made as long as a feed may still write there, or have something on its way.
+    world.machine.released(world.now(), 0, FeedId(4));
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.changes, [""; 0]);
+    world.machine.released(world.now(), 0, FeedId(5));
+    world.run(Duration::from_millis(1_900));
+    assert_eq!(world.changes, [""; 0]);
+    world.run(Duration::from_millis(200));
     assert_eq!(world.changes, ["stream copy", "topic copy/a x2"]);
     let made = world.down.topics[&("copy".to_owned(), "a".to_owned())].created_at;
     assert_eq!(world.ready, [(FeedId(4), Ok(made)), (FeedId(5), Ok(made))]);

@@ -31,6 +31,10 @@ pub(super) struct Topic {
     /// Created or grown in this round: the look-up that follows must show it.
     pub(super) changed: bool,
     pub(super) ensuring: Vec<FeedId>,
+    /// Feeds that let go of a destination that is gone.
+    pub(super) released: BTreeSet<FeedId>,
+    /// When it may be made again, or when they are asked again.
+    pub(super) create_at: Millis,
     pub(super) backoff: Backoff,
     pub(super) condition: Condition,
 }
@@ -113,6 +117,8 @@ impl Topic {
             late: false,
             changed: false,
             ensuring: Vec::new(),
+            released: BTreeSet::new(),
+            create_at: Millis(0),
             backoff,
             condition: condition(reason::CONNECTING, String::new(), now),
         }
@@ -131,6 +137,16 @@ impl Topic {
                 now.wall.0
             };
         self.condition = Condition { since, ..condition(reason, detail, now) };
+    }
+
+    /// No feed can write to it before it looks at it anew.
+    pub(super) fn is_released(&self) -> bool {
+        self.released.len() >= self.added.len()
+    }
+
+    /// At once if nobody ever wrote to it.
+    pub(super) fn may_create(&self, now: Millis) -> bool {
+        self.added.is_empty() || (self.is_released() && now >= self.create_at)
     }
 
     pub(super) fn is_replaced(&self, info: &TopicInfo) -> bool {
