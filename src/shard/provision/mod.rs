@@ -6,9 +6,10 @@
 //!   │ missing: wait, create or fail   │ missing: options ─▶ stream ─▶ topic ─▶ look up again
 //!   └─────────────────────────────────┴ too few: add the difference ─▶ look up again
 //! ```
-//! One request is outstanding at a time. A creation is never repeated blindly: whatever came of
-//! it, the next request is a look-up, after `settle` where the outcome is unknown. Partitions
-//! with a saved position get their feeds at once, before any look-up, so that no save of their
+//! One request is outstanding at a time. Whatever came of a creation, the next request is a
+//! look-up, after `settle` where the outcome is unknown, even if a feed asks meanwhile. Adding
+//! partitions is not idempotent: never twice within `settle`, the look-up in between may be older.
+//! Partitions with a saved position get their feeds before any look-up, so that no save of their
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
@@ -191,7 +192,7 @@ impl Provisioner {
     pub fn next(&mut self, now: Now) -> Next {
         let at = |topic: &Topic| match topic.step {
             Step::Ended => Millis(u64::MAX),
-            step => topic.due.max(self.links[step.side() as usize].retry_at),
+            step => topic.ready_at().max(self.links[step.side() as usize].retry_at),
         };
         let first = self.topics.iter().enumerate().min_by_key(|(_, topic)| at(topic));
         match first {
@@ -327,6 +328,9 @@ impl Provisioner {
             self.topics[index].changed = true;
             self.tell_change(index, step);
         }
+        if matches!(step, Step::Grow { .. }) {
+            self.topics[index].grow_at = now.mono + self.plan.to.settle;
+        }
         self.topics[index].go(next, now);
     }
 
@@ -395,7 +399,7 @@ impl Provisioner {
         if !self.plan.auto_create {
             self.found(now, index, &info, have);
             self.topics[index].say(reason::WAITING_DESTINATION, detail, now);
-        } else if changed {
+        } else if changed || now.mono < topic.grow_at {
             self.retry(now, index, reason::WAITING_DESTINATION, detail);
         } else {
             topic.go(Step::Grow { add: short }, now);
@@ -460,7 +464,8 @@ impl Provisioner {
         if step.changes_something() {
             let settle = self.cluster(step.side()).settle;
             let topic = &mut self.topics[index];
-            topic.due = topic.due.max(now.mono + settle);
+            topic.quiet_until = now.mono + settle;
+            topic.grow_at = topic.quiet_until;
         }
     }
 

@@ -43,6 +43,8 @@ struct World {
     notices: Vec<String>,
     /// Whether the request is applied all the same, and what the asker learns.
     fault: Fault,
+    /// Until then, look-ups of a destination topic show this many partitions.
+    stale: Option<(u64, u32)>,
 }
 
 impl ModelCluster {
@@ -189,6 +191,7 @@ impl World {
             ready: Vec::new(),
             notices: Vec::new(),
             fault: Box::new(|_, _| None),
+            stale: None,
         };
         world.collect();
         world
@@ -239,6 +242,16 @@ impl World {
                     }
                     Err(trouble)
                 }
+            };
+            let stale = self.stale.filter(|(until, _)| self.mono < *until);
+            let answer = match (answer, stale) {
+                (Ok(Reply::Topic(Some(mut info))), Some((_, seen)))
+                    if side == Side::Downstream && matches!(request, Request::Topic { .. }) =>
+                {
+                    info.partitions_count = seen;
+                    Ok(Reply::Topic(Some(info)))
+                }
+                (answer, _) => answer,
             };
             self.machine.answer(self.now(), answer);
             self.collect();
@@ -346,6 +359,58 @@ fn a_growth_with_unknown_outcome_is_looked_up_after_settle_and_never_repeated() 
         assert_eq!(world.down.topics[&("copy".to_owned(), "a".to_owned())].partitions, 3);
         assert_eq!(world.added().len(), 3);
     }
+}
+
+#[test]
+fn a_growth_is_not_repeated_while_a_look_up_may_be_older_than_it() {
+    let key = ("copy".to_owned(), "a".to_owned());
+    for outcome_known in [true, false] {
+        let mut world = World::new(plan(&["a"]), &[]);
+        world.up.put("s", "a", 3, 100);
+        world.down.put("copy", "a", 1, 200);
+        world.stale = Some((1900, 1));
+        world.fault = Box::new(move |_, request| match request {
+            Request::CreatePartitions { .. } if !outcome_known => {
+                Some((true, Trouble::Failed(Failure::Lost)))
+            }
+            _ => None,
+        });
+        world.run(Duration::from_secs(30));
+        assert_eq!(world.changes, ["grow copy/a +2"], "outcome known: {outcome_known}");
+        assert_eq!(world.down.topics[&key].partitions, 3);
+        assert_eq!(world.added().len(), 3);
+        world.down.put("copy", "a", 2, 200);
+        world.fault = Box::new(|_, _| None);
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.changes[1..], ["grow copy/a +1"], "what is short later is added");
+    }
+}
+
+#[test]
+fn a_feed_that_asks_does_not_shorten_the_wait_after_an_unknown_outcome() {
+    let mut plan = plan(&["a"]);
+    plan.on_destination_lost = OnDestinationLost::Refill;
+    let mut world = World::new(plan, &[saved("a", 0, 200)]);
+    world.up.put("s", "a", 3, 100);
+    world.down.put("copy", "a", 1, 200);
+    world.fault = Box::new(|_, request| match request {
+        Request::CreatePartitions { .. } => Some((false, Trouble::Failed(Failure::TimedOut))),
+        _ => None,
+    });
+    world.settle();
+    assert_eq!(world.changes, ["grow copy/a +2"]);
+    let look_ups = world.look_ups;
+    for at in [0, 500, 1999] {
+        world.mono = at;
+        world.machine.ensure(world.now(), 0, FeedId(4));
+        assert_eq!(world.settle(), Millis(2000));
+    }
+    assert_eq!(world.look_ups, look_ups, "nothing was asked within settle");
+    world.fault = Box::new(|_, _| None);
+    world.mono = 2000;
+    world.settle();
+    assert_eq!(world.changes[1..], ["grow copy/a +2"], "looked up, and short as before");
+    assert_eq!(world.ready.len(), 3);
 }
 
 #[test]
