@@ -98,8 +98,17 @@ pub enum Output {
         /// Creation time of the destination topic, or why there is none.
         result: Result<u64, String>,
     },
-    /// Something to tell once: created, grown, an option left out.
-    Notice(String),
+    /// Something to tell once.
+    Notice(Notice),
+}
+
+/// See [`Output::Notice`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The mirror did what it is there for: created or grew a destination.
+    Done(String),
+    /// The copy is not what the original is, or the original was made up: to be looked at.
+    Unusual(String),
 }
 
 /// Look-ups, creations and feeds of one source.
@@ -508,30 +517,33 @@ impl Provisioner {
     fn tell_change(&mut self, index: usize, step: Step) {
         let TopicPlan { upstream, downstream } = &self.plan.topics[index];
         let here = &self.topics[index];
-        let text = match step {
-            Step::CreateUpstreamTopic => format!(
+        let notice = match step {
+            Step::CreateUpstreamTopic => Notice::Unusual(format!(
                 "upstream topic {upstream} was missing and is created with one partition \
                  (on_missing_upstream = \"create\")"
-            ),
+            )),
             Step::Grow { add } => {
-                format!("destination topic {downstream} is grown by {add} partitions")
+                Notice::Done(format!("destination topic {downstream} is grown by {add} partitions"))
             }
             _ => {
                 let count = here.upstream.as_ref().map_or(1, |info| info.partitions_count);
-                format!("destination topic {downstream} is created with {count} partitions")
+                Notice::Done(format!(
+                    "destination topic {downstream} is created with {count} partitions"
+                ))
             }
         };
-        self.outputs.push(Output::Notice(text));
+        self.outputs.push(Output::Notice(notice));
         let (Step::CreateTopic, Some(info), Some(known)) = (step, &here.upstream, &self.catalogue)
         else {
             return;
         };
         for key in options::options_for(info, known).1 {
             if self.told.insert(key.to_owned()) {
-                self.outputs.push(Output::Notice(format!(
+                let text = format!(
                     "topic option {key} of {upstream} is left out: cluster {} does not know it",
                     self.plan.to.key
-                )));
+                );
+                self.outputs.push(Output::Notice(Notice::Unusual(text)));
             }
         }
     }

@@ -40,7 +40,8 @@ struct World {
     look_ups: usize,
     added: Vec<NewFeed>,
     ready: Vec<(FeedId, Result<u64, String>)>,
-    notices: Vec<String>,
+    done: Vec<String>,
+    unusual: Vec<String>,
     /// Whether the request is applied all the same, and what the asker learns.
     fault: Fault,
     /// Until then, look-ups of a destination topic show this many partitions.
@@ -189,7 +190,8 @@ impl World {
             look_ups: 0,
             added: Vec::new(),
             ready: Vec::new(),
-            notices: Vec::new(),
+            done: Vec::new(),
+            unusual: Vec::new(),
             fault: Box::new(|_, _| None),
             stale: None,
         };
@@ -206,7 +208,8 @@ impl World {
             match output {
                 Output::Add(feed) => self.added.push(*feed),
                 Output::Ready { feed, result } => self.ready.push((feed, result)),
-                Output::Notice(text) => self.notices.push(text),
+                Output::Notice(Notice::Done(text)) => self.done.push(text),
+                Output::Notice(Notice::Unusual(text)) => self.unusual.push(text),
             }
         }
     }
@@ -300,8 +303,10 @@ fn a_missing_destination_is_created_like_upstream_before_any_feed() {
         ["compression_algorithm", "message_expiry"]
     );
     let left_out =
-        world.notices.iter().filter(|text| text.contains("durability of s/a is left out"));
-    assert_eq!(left_out.count(), 1, "{:?}", world.notices);
+        world.unusual.iter().filter(|text| text.contains("durability of s/a is left out"));
+    assert_eq!(left_out.count(), 1, "{:?}", world.unusual);
+    assert_eq!(world.unusual.len(), 1, "a creation is nothing to worry about");
+    assert_eq!(world.done, ["destination topic copy/a is created with 3 partitions"]);
     assert_eq!(until, Millis(5000), "looked at again after discovery_interval");
     assert_eq!(world.machine.findings(), []);
 }
@@ -323,6 +328,8 @@ fn a_smaller_destination_grows_by_the_difference_once() {
     world.down.put("copy", "a", 1, 200);
     world.run(Duration::from_secs(30));
     assert_eq!(world.changes, ["grow copy/a +3"]);
+    assert_eq!(world.done, ["destination topic copy/a is grown by 3 partitions"]);
+    assert_eq!(world.unusual, [""; 0]);
     assert_eq!(world.added().len(), 4);
 }
 
@@ -470,7 +477,7 @@ fn a_missing_upstream_is_created_once_when_told_so() {
     let mut world = World::new(plan, &[]);
     world.settle();
     assert_eq!(world.changes, ["stream s", "topic s/a x1", "stream copy", "topic copy/a x1"]);
-    assert!(world.notices[0].contains("one partition"), "{:?}", world.notices);
+    assert!(world.unusual[0].contains("one partition"), "{:?}", world.unusual);
     world.up.topics.clear();
     world.run(Duration::from_secs(100));
     assert_eq!(world.changes.len(), 4, "a deletion upstream is not answered by a creation");
