@@ -417,6 +417,115 @@ fn an_unanswered_ping_after_a_lost_read_ends_the_connection() {
     });
 }
 
+/// Writes `bytes` in `pieces` pieces over about `span`.
+fn trickle(peer: &mut Peer, bytes: &[u8], pieces: usize, span: Duration) {
+    for piece in bytes.chunks(bytes.len().div_ceil(pieces)) {
+        peer.write(piece);
+        thread::sleep(span / pieces as u32);
+    }
+}
+
+#[test]
+fn what_waits_behind_a_slow_large_reply_does_not_time_out() {
+    on_both(|| async {
+        let (address, server) = serve_one(|mut peer| {
+            peer.login();
+            let lost = peer.frame();
+            let polls = [peer.frame(), peer.frame(), peer.frame()];
+            let ping = peer.frame();
+            assert!(ping.is_ping(), "the read that was never answered costs one");
+            let large = reply_bytes(polls[0].number(), 2, 0, &polled(1 << 20));
+            trickle(&mut peer, &large, 60, 8 * SHORT);
+            peer.reply(&polls[1], &polled(1));
+            peer.reply(&polls[2], &polled(2));
+            peer.reply(&ping, &[]);
+            let next = peer.frame();
+            assert!(!next.is_ping() && next.number() > lost.number(), "and no second one");
+            peer.reply(&next, &polled(3));
+            assert!(peer.ended_by_reset());
+        });
+        let client = Client::up(&address).await;
+        client.poll(0, 4096, SHORT);
+        for ticket in 1..=3 {
+            client.poll(ticket, 2 << 20, 3 * SHORT);
+        }
+        assert_eq!(client.replied(0).await.expect_err("no reply"), Failure::TimedOut);
+        let asked = Instant::now();
+        for ticket in 1..=3 {
+            assert!(client.replied(ticket).await.is_ok(), "{ticket}");
+        }
+        assert!(asked.elapsed() > 6 * SHORT, "the reply was not slow");
+        client.poll(4, 4096, LONG);
+        assert!(client.replied(4).await.is_ok());
+        client.conn.close();
+        assert_eq!(client.down().await, ConnError::Closed);
+        server.join().expect("served");
+    });
+}
+
+#[test]
+fn a_large_reply_that_stops_coming_ends_the_connection_as_silent() {
+    on_both(|| async {
+        let (address, server) = serve_one(|mut peer| {
+            peer.login();
+            let polls = [peer.frame(), peer.frame()];
+            let large = reply_bytes(polls[0].number(), 2, 0, &polled(1 << 20));
+            trickle(&mut peer, &large[..1 << 19], 30, 3 * SHORT);
+            assert!(peer.ended_by_reset());
+        });
+        let client = Client::up(&address).await;
+        let asked = Instant::now();
+        client.poll(1, 2 << 20, SHORT);
+        client.poll(2, 2 << 20, SHORT);
+        assert_eq!(client.replied(1).await.expect_err("stopped"), Failure::TimedOut);
+        assert!(asked.elapsed() > 3 * SHORT, "bytes came until then");
+        assert_eq!(client.replied(2).await.expect_err("stopped"), Failure::TimedOut);
+        assert_eq!(client.down().await, ConnError::Silent(SHORT));
+        server.join().expect("reset");
+    });
+}
+
+#[test]
+fn a_busy_connection_does_not_hide_a_read_that_is_never_answered() {
+    on_both(|| async {
+        let (address, server) = serve_one(|mut peer| {
+            peer.login();
+            let lost = peer.frame();
+            while let Some(frame) = peer.try_frame() {
+                assert!(frame.number() > lost.number());
+                thread::sleep(SHORT / 10);
+                let reply = reply_bytes(frame.number(), frame.operation(), 0, &polled(1));
+                let reply = if frame.is_ping() { &reply[..0] } else { &reply };
+                if peer.stream.write_all(reply).is_err() {
+                    return;
+                }
+            }
+        });
+        let client = Client::up(&address).await;
+        let asked = Instant::now();
+        client.poll(0, 4096, SHORT);
+        let mut last = 1;
+        client.poll(last, 4096, LONG);
+        loop {
+            assert!(asked.elapsed() < 20 * SHORT, "never timed out");
+            match client.next().await {
+                Event::Replied { ticket: Ticket(0), result } => {
+                    assert_eq!(result.expect_err("no reply"), Failure::TimedOut);
+                    break;
+                }
+                Event::Replied { ticket: Ticket(seen), result } if seen == last => {
+                    assert!(result.is_ok());
+                    last += 1;
+                    client.poll(last, 4096, LONG);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        client.conn.close();
+        server.join().expect("served");
+    });
+}
+
 #[test]
 fn a_send_that_times_out_closes_its_connection_without_a_ping() {
     on_both(|| async {

@@ -6,11 +6,13 @@
 //! is reset, reader and writer end by themselves, the descriptor is closed, every outstanding
 //! request fails as [`Failure::Lost`], and [`Event::ConnDown`] comes last.
 //!
-//! Deadlines count silence, not work: from the moment a request is written, again from every
-//! byte of its reply. A read that times out costs a ping, a send its connection (M13, M6).
+//! Deadlines count silence, not work. Reads and pings are served in order, so whatever arrives
+//! moves all that wait behind it: their time runs from the last byte of any reply, until a reply
+//! to a later one is complete; from then on only their own bytes count. A send has only its own.
+//! A read that times out costs a ping, a send its connection (M13, M6).
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,7 +70,8 @@ struct State {
     /// Present while logged in.
     session: Option<Session>,
     unsent: VecDeque<Frame>,
-    flights: HashMap<u64, Flight>,
+    /// By number, which is the order of asking.
+    flights: BTreeMap<u64, Flight>,
     pinging: bool,
     heard_at: Option<Instant>,
     /// When the watchdog looks again.
@@ -84,6 +87,8 @@ struct Flight {
     reply_limit: u32,
     timeout: Duration,
     stage: Stage,
+    /// A later read or ping was answered before this one: it is not queued behind others.
+    overtaken: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -132,7 +137,7 @@ impl Conn {
             Request::Send { .. } => Kind::Send(ticket),
             _ => Kind::Read(ticket),
         };
-        let flight = Flight { kind, reply_limit, timeout, stage: Stage::Queued };
+        let flight = Flight::new(kind, reply_limit, timeout);
         self.shared.enqueue(request, flight);
     }
 
@@ -283,6 +288,9 @@ impl Shared {
     pub(super) fn answered(&self, number: u64, result: Result<Reply, Failure>) {
         let mut state = self.state.borrow_mut();
         let Some(flight) = state.flights.remove(&number) else { return };
+        if flight.kind.is_in_order() {
+            state.overtake(number);
+        }
         match flight.kind {
             Kind::Ping => state.pinging = false,
             Kind::Read(ticket) | Kind::Send(ticket) => {
@@ -315,9 +323,7 @@ impl Shared {
         self.events.extend(overdue.events);
         if let Some(timeout) = overdue.ping {
             self.state.borrow_mut().pinging = true;
-            let kind = Kind::Ping;
-            let flight = Flight { kind, reply_limit: PING_LIMIT, timeout, stage: Stage::Queued };
-            self.enqueue(&Request::Ping, flight);
+            self.enqueue(&Request::Ping, Flight::new(Kind::Ping, PING_LIMIT, timeout));
         }
         if let Some(cause) = overdue.cause {
             self.fail(cause);
@@ -330,17 +336,27 @@ impl Shared {
         state.session = None;
         state.unsent = VecDeque::new();
         state.cause.get_or_insert_with(|| cause.clone());
-        let mut flights: Vec<(u64, Flight)> = state.flights.drain().collect();
+        let flights = std::mem::take(&mut state.flights);
         drop(state);
-        flights.sort_unstable_by_key(|(number, _)| *number);
-        for (_, flight) in flights {
+        for flight in flights.into_values() {
             self.events.extend(flight.failed(Failure::Lost));
         }
         self.events.push(Event::ConnDown { conn: self.conn, cause });
     }
 }
 
+impl Kind {
+    /// The server answers these in the order of asking; a send when it is stored.
+    fn is_in_order(self) -> bool {
+        matches!(self, Kind::Ping | Kind::Read(_))
+    }
+}
+
 impl Flight {
+    fn new(kind: Kind, reply_limit: u32, timeout: Duration) -> Flight {
+        Flight { kind, reply_limit, timeout, stage: Stage::Queued, overtaken: false }
+    }
+
     fn failed(self, failure: Failure) -> Option<Event> {
         match self.kind {
             Kind::Ping => None,
@@ -350,11 +366,14 @@ impl Flight {
         }
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        match self.stage {
-            Stage::Queued => None,
-            Stage::Writing(since) | Stage::Waiting(since) => Some(since + self.timeout),
-        }
+    /// `heard`: when a byte of any reply arrived last.
+    fn deadline(&self, heard: Option<Instant>) -> Option<Instant> {
+        let moved = match self.stage {
+            Stage::Queued => return None,
+            Stage::Writing(since) | Stage::Waiting(since) => since,
+        };
+        let heard = heard.filter(|_| self.kind.is_in_order() && !self.overtaken);
+        Some(heard.map_or(moved, |heard| heard.max(moved)) + self.timeout)
     }
 }
 
@@ -369,16 +388,28 @@ impl State {
         }
     }
 
+    /// What was asked before `number` and is still without a reply gets its time once more, by
+    /// itself: a connection that is busy with others must not hide a reply that never comes.
+    fn overtake(&mut self, number: u64) {
+        let Some(heard) = self.heard_at else { return };
+        for flight in self.flights.range_mut(..number).map(|(_, flight)| flight) {
+            if flight.kind.is_in_order() && !flight.overtaken {
+                flight.overtaken = true;
+                flight.stage = Stage::Waiting(heard);
+            }
+        }
+    }
+
     fn overdue(&mut self, now: Instant, ping_timeout: Duration) -> Overdue {
         let mut found = Overdue::default();
         if self.cause.is_some() {
             self.watch_at = None;
             return found;
         }
-        let is_due = |flight: &Flight| flight.deadline().is_some_and(|deadline| deadline <= now);
-        let mut due: Vec<u64> =
+        let heard = self.heard_at;
+        let is_due = |flight: &Flight| flight.deadline(heard).is_some_and(|at| at <= now);
+        let due: Vec<u64> =
             self.flights.iter().filter(|(_, f)| is_due(f)).map(|(number, _)| *number).collect();
-        due.sort_unstable();
         for number in due {
             let Some(flight) = self.flights.remove(&number) else { continue };
             let timeout = flight.timeout;
@@ -403,7 +434,7 @@ impl State {
         if self.pinging || found.cause.is_some() {
             found.ping = None;
         }
-        let deadlines = self.flights.values().filter_map(Flight::deadline);
+        let deadlines = self.flights.values().filter_map(|flight| flight.deadline(heard));
         let look_again = if self.flights.is_empty() && found.ping.is_none() && idle_at > now {
             idle_at
         } else {

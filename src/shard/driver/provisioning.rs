@@ -18,7 +18,7 @@ use crate::batch::{FeedId, TopicName};
 use crate::commit::policy::Backoff;
 use crate::config::MirrorPlan;
 use crate::shard::event::SaveError;
-use crate::shard::provision::{Next, Output, Provisioner, Side, condition};
+use crate::shard::provision::{Next, Notice, Output, Provisioner, Side, condition};
 use crate::shard::reason;
 use crate::shard::saved::SavedSource;
 use crate::shard::snapshot::{Condition, SourceFinding, Status};
@@ -161,7 +161,7 @@ fn step(control: &Control, source: &Source, generation: u64) -> Next {
             Output::Add(feed) => control.add_feed(source, *feed, generation),
             Output::Ready { feed, result } => control.destination_ready(feed, result),
             Output::Release { topic } => control.release_destination(source, topic),
-            Output::Notice(text) => tracing::warn!(source = %source.plan.key, "{text}"),
+            Output::Notice(notice) => tell(&source.plan.key, notice),
         }
     }
     if changed || *source.findings.borrow() != findings {
@@ -169,6 +169,13 @@ fn step(control: &Control, source: &Source, generation: u64) -> Next {
         control.changed();
     }
     next
+}
+
+fn tell(source: &str, notice: Notice) {
+    match notice {
+        Notice::Done(text) => tracing::info!(source, "{text}"),
+        Notice::Unusual(text) => tracing::warn!(source, "{text}"),
+    }
 }
 
 /// Writes the file of feeds that moved, again and again until it is on disk; false if the daemon
@@ -193,4 +200,41 @@ async fn write_moved(control: &Control, source: &Source, state: &SourceState) ->
         source.poked.wait(backoff.failed(&mut rng)).await;
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_creation_is_logged_as_information_and_a_difference_as_a_warning() {
+        let writer = Lines::default();
+        let into = writer.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).without_time();
+        let subscriber = subscriber.with_writer(move || into.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tell("orders", Notice::Done("created".into()));
+            tell("orders", Notice::Unusual("left out".into()));
+        });
+        let text = String::from_utf8(writer.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+        assert!(lines[0].starts_with("INFO") && lines[0].contains("created"), "{text}");
+        assert!(lines[1].starts_with("WARN") && lines[1].contains("left out"), "{text}");
+        assert!(text.contains("source=\"orders\""), "{text}");
+    }
 }

@@ -1,55 +1,155 @@
-//! Addresses: literals are parsed at once, names are looked up on a thread of their own, because
+//! Addresses: literals are parsed at once, names are looked up on threads of their own, because
 //! `getaddrinfo` blocks for as long as the name server likes. The answer comes back through a
 //! mailbox; a thread that asks never waits for it other than in its runtime.
+//!
+//! A name is asked for once at a time, whoever wants it, and each on its own thread, so one
+//! cluster's dead name server delays no other cluster. Beyond [`THREADS`] names at a time the
+//! next ones wait; a name that nobody waits for any more is skipped.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::thread;
-
-use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::wake::listen;
 use crate::shard::mailbox::{Post, mailbox};
 
-/// Questions that may wait for the resolver thread; more are answered with an error at once.
+/// Names being looked up at a time; each has a thread for as long as it takes.
+const THREADS: usize = 8;
+/// Names that may wait for a thread; more are answered with an error at once.
 const QUEUE: usize = 256;
 
 type Answer = Result<Vec<SocketAddr>, String>;
 
-struct Question {
+/// Somebody who waits for a name.
+struct Asker {
     id: u64,
-    address: String,
     reply: Post<(u64, Answer)>,
+    /// Gone when the asker has given up.
+    alive: Weak<()>,
 }
 
-/// The resolver thread, seen from other threads. It ends when every clone is gone.
-#[derive(Clone)]
-pub struct ResolverThread {
-    questions: Sender<Question>,
+/// Who waits for which name.
+#[derive(Default)]
+struct Book {
+    askers: HashMap<String, Vec<Asker>>,
+    /// Names that wait for a thread.
+    waiting: VecDeque<String>,
+    threads: usize,
 }
 
-impl ResolverThread {
-    /// Starts the thread.
-    pub fn start() -> io::Result<ResolverThread> {
-        let (questions, receiver) = bounded::<Question>(QUEUE);
-        thread::Builder::new().name("resolver".into()).spawn(move || answer_all(&receiver))?;
-        Ok(ResolverThread { questions })
+/// What an asker has to do after [`Book::ask`].
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    /// Nothing: a thread has the name or will take it.
+    Taken,
+    /// Start a thread.
+    ThreadWanted,
+    /// Too many names wait.
+    Full,
+}
+
+impl Book {
+    fn ask(&mut self, name: &str, asker: Asker) -> Asked {
+        if let Some(askers) = self.askers.get_mut(name) {
+            askers.retain(|asker| asker.alive.strong_count() > 0);
+            askers.push(asker);
+            return Asked::Taken;
+        }
+        if self.waiting.len() >= QUEUE {
+            return Asked::Full;
+        }
+        self.askers.insert(name.into(), vec![asker]);
+        self.waiting.push_back(name.into());
+        if self.threads >= THREADS {
+            return Asked::Taken;
+        }
+        self.threads += 1;
+        Asked::ThreadWanted
+    }
+
+    /// The next name somebody still waits for; `None` ends the thread that asks.
+    fn next(&mut self) -> Option<String> {
+        while let Some(name) = self.waiting.pop_front() {
+            let askers = self.askers.get(&name).map(Vec::as_slice).unwrap_or_default();
+            if askers.iter().any(|asker| asker.alive.strong_count() > 0) {
+                return Some(name);
+            }
+            self.askers.remove(&name);
+        }
+        self.threads -= 1;
+        None
+    }
+
+    fn answered(&mut self, name: &str) -> Vec<Asker> {
+        self.askers.remove(name).unwrap_or_default()
     }
 }
 
-fn answer_all(questions: &Receiver<Question>) {
-    for Question { id, address, reply } in questions {
-        let found = match address.to_socket_addrs() {
+/// How a name is looked up.
+type LookUp = dyn Fn(&str) -> Answer + Send + Sync;
+
+/// The resolver's threads, seen from other threads. They end when they have nothing to look up.
+#[derive(Clone)]
+pub struct ResolverThread {
+    book: Arc<Mutex<Book>>,
+    look_up: Arc<LookUp>,
+}
+
+impl ResolverThread {
+    /// Uses the system's resolver.
+    pub fn start() -> io::Result<ResolverThread> {
+        Ok(ResolverThread::with(|name| match name.to_socket_addrs() {
             Ok(found) => Ok(found.collect()),
             Err(error) => Err(error.to_string()),
-        };
-        // A full mailbox or a thread that ended: the question times out where it was asked.
-        let _ = reply.send((id, found));
+        }))
+    }
+
+    fn with(look_up: impl Fn(&str) -> Answer + Send + Sync + 'static) -> ResolverThread {
+        ResolverThread { book: Arc::default(), look_up: Arc::new(look_up) }
+    }
+
+    fn ask(&self, name: &str, asker: Asker) -> Result<(), String> {
+        match lock(&self.book).ask(name, asker) {
+            Asked::Taken => return Ok(()),
+            Asked::Full => return Err("too many names are being looked up".into()),
+            Asked::ThreadWanted => {}
+        }
+        let (book, look_up) = (self.book.clone(), self.look_up.clone());
+        let work = move || answer_all(&book, &*look_up);
+        let started = thread::Builder::new().name("resolver".into()).spawn(work);
+        started.map(drop).map_err(|error| {
+            let mut book = lock(&self.book);
+            book.threads -= 1;
+            book.waiting.retain(|waiting| waiting != name);
+            book.answered(name);
+            format!("no thread to look the name up: {error}")
+        })
+    }
+}
+
+fn lock(book: &Mutex<Book>) -> std::sync::MutexGuard<'_, Book> {
+    // Nothing panics while it is held.
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn answer_all(book: &Mutex<Book>, look_up: &LookUp) {
+    loop {
+        // A guard in the loop's condition would be held while the name is looked up.
+        let next = lock(book).next();
+        let Some(name) = next else { return };
+        let answer = look_up(&name);
+        for Asker { id, reply, alive } in lock(book).answered(&name) {
+            if alive.strong_count() > 0 {
+                // A full mailbox or a thread that ended: the asker times out by itself.
+                let _ = reply.send((id, answer.clone()));
+            }
+        }
     }
 }
 
@@ -94,12 +194,13 @@ impl Resolver {
             slots.1.insert(id, Slot::Waiting(None));
             id
         };
-        let question = Question { id, address: address.into(), reply: self.reply.clone() };
-        let answer = if self.thread.questions.try_send(question).is_err() {
-            Err("too many names are being looked up".into())
-        } else {
-            poll_fn(|cx| self.poll(id, cx.waker(), &given_up)).await
+        let alive = Arc::new(());
+        let asker = Asker { id, reply: self.reply.clone(), alive: Arc::downgrade(&alive) };
+        let answer = match self.thread.ask(address, asker) {
+            Ok(()) => poll_fn(|cx| self.poll(id, cx.waker(), &given_up)).await,
+            Err(why) => Err(why),
         };
+        drop(alive);
         self.slots.borrow_mut().1.remove(&id);
         answer
     }
@@ -124,5 +225,100 @@ impl Resolver {
         {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::shard::driver::runtime::{IoDriver, Runtimes};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// A resolver whose names starting with `slow` hang until `Sender` is dropped, and every name
+    /// it was asked for.
+    fn scripted() -> (ResolverThread, Sender<()>, Receiver<String>) {
+        let (release, held) = channel::<()>();
+        let (asked, names) = channel();
+        let (held, asked) = (Mutex::new(held), Mutex::new(asked));
+        let thread = ResolverThread::with(move |name| {
+            asked.lock().unwrap().send(name.to_owned()).unwrap();
+            if name.starts_with("slow") {
+                let _ = held.lock().unwrap().recv();
+            }
+            Ok(vec!["127.0.0.1:1".parse().unwrap()])
+        });
+        (thread, release, names)
+    }
+
+    fn in_runtime<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+        let (mut runtime, _) = Runtimes::new(IoDriver::Epoll).build().unwrap();
+        runtime.block_on(async { monoio::time::timeout(PATIENCE, test()).await.unwrap() });
+    }
+
+    /// Starts a look-up as a task; sends what came of it.
+    fn ask(resolver: &Rc<Resolver>, name: &str) -> Rc<RefCell<Option<Answer>>> {
+        let found = Rc::new(RefCell::new(None));
+        let (resolver, name, put) = (resolver.clone(), name.to_owned(), found.clone());
+        monoio::spawn(async move {
+            let answer = resolver.look_up(&name, || false).await;
+            put.replace(Some(answer));
+        });
+        found
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        while !holds() {
+            monoio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    #[test]
+    fn a_name_that_hangs_delays_no_other_and_is_asked_for_once() {
+        in_runtime(|| async {
+            let (thread, release, names) = scripted();
+            let resolver = Resolver::new(thread).unwrap();
+            let slow: Vec<_> = (0..20).map(|_| ask(&resolver, "slow:1")).collect();
+            assert!(resolver.look_up("quick:1", || false).await.is_ok());
+            assert!(slow.iter().all(|found| found.borrow().is_none()));
+            drop(release);
+            until(|| slow.iter().all(|found| matches!(*found.borrow(), Some(Ok(_))))).await;
+            let mut asked: Vec<String> = names.try_iter().collect();
+            asked.sort_unstable();
+            assert_eq!(asked, ["quick:1", "slow:1"]);
+            assert!(resolver.look_up("slow:1", || false).await.is_ok());
+            assert_eq!(names.try_iter().count(), 1, "an answer is not kept");
+        });
+    }
+
+    #[test]
+    fn a_name_nobody_waits_for_any_more_is_skipped() {
+        in_runtime(|| async {
+            let (thread, release, names) = scripted();
+            let resolver = Resolver::new(thread).unwrap();
+            let hanging: Vec<_> =
+                (0..THREADS).map(|n| ask(&resolver, &format!("slow{n}:1"))).collect();
+            let book = resolver.thread.book.clone();
+            until(|| {
+                let book = book.lock().unwrap();
+                (book.threads, book.waiting.len()) == (THREADS, 0)
+            })
+            .await;
+            let given_up = resolver.look_up("abandoned:1", || true).await;
+            assert!(given_up.is_err());
+            let wanted = ask(&resolver, "wanted:1");
+            monoio::time::sleep(Duration::from_millis(5)).await;
+            drop(release);
+            until(|| wanted.borrow().is_some()).await;
+            until(|| hanging.iter().all(|found| found.borrow().is_some())).await;
+            let asked: Vec<String> = names.try_iter().collect();
+            assert_eq!(asked.len(), THREADS + 1);
+            assert!(!asked.contains(&"abandoned:1".to_owned()), "{asked:?}");
+            until(|| book.lock().unwrap().threads == 0).await;
+        });
     }
 }

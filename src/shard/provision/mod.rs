@@ -6,9 +6,10 @@
 //!   │ missing: wait, create or fail   │ missing: options ─▶ stream ─▶ topic ─▶ look up again
 //!   └─────────────────────────────────┴ too few: add the difference ─▶ look up again
 //! ```
-//! One request is outstanding at a time. A creation is never repeated blindly: whatever came of
-//! it, the next request is a look-up, after `settle` where the outcome is unknown. Partitions
-//! with a saved position get their feeds at once, before any look-up, so that no save of their
+//! One request is outstanding at a time. Whatever came of a creation, the next request is a
+//! look-up, after `settle` where the outcome is unknown, even if a feed asks meanwhile. Adding
+//! partitions is not idempotent: never twice within `settle`, the look-up in between may be older.
+//! Partitions with a saved position get their feeds before any look-up, so that no save of their
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
@@ -103,8 +104,17 @@ pub enum Output {
         /// Index into the plan's topics.
         topic: usize,
     },
-    /// Something to tell once: created, grown, an option left out.
-    Notice(String),
+    /// Something to tell once.
+    Notice(Notice),
+}
+
+/// See [`Output::Notice`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The mirror did what it is there for: created or grew a destination.
+    Done(String),
+    /// The copy is not what the original is, or the original was made up: to be looked at.
+    Unusual(String),
 }
 
 /// Look-ups, creations and feeds of one source.
@@ -214,7 +224,7 @@ impl Provisioner {
     pub fn next(&mut self, now: Now) -> Next {
         let at = |topic: &Topic| match topic.step {
             Step::Ended => Millis(u64::MAX),
-            step => topic.due.max(self.links[step.side() as usize].retry_at),
+            step => topic.ready_at().max(self.links[step.side() as usize].retry_at),
         };
         let first = self.topics.iter().enumerate().min_by_key(|(_, topic)| at(topic));
         match first {
@@ -350,6 +360,9 @@ impl Provisioner {
             self.topics[index].changed = true;
             self.tell_change(index, step);
         }
+        if matches!(step, Step::Grow { .. }) {
+            self.topics[index].grow_at = now.mono + self.plan.to.settle;
+        }
         self.topics[index].go(next, now);
     }
 
@@ -429,7 +442,7 @@ impl Provisioner {
         if !self.plan.auto_create {
             self.found(now, index, &info, have);
             self.topics[index].say(reason::WAITING_DESTINATION, detail, now);
-        } else if changed {
+        } else if changed || now.mono < topic.grow_at {
             self.retry(now, index, reason::WAITING_DESTINATION, detail);
         } else {
             topic.go(Step::Grow { add: short }, now);
@@ -494,7 +507,8 @@ impl Provisioner {
         if step.changes_something() {
             let settle = self.cluster(step.side()).settle;
             let topic = &mut self.topics[index];
-            topic.due = topic.due.max(now.mono + settle);
+            topic.quiet_until = now.mono + settle;
+            topic.grow_at = topic.quiet_until;
         }
     }
 
@@ -537,30 +551,33 @@ impl Provisioner {
     fn tell_change(&mut self, index: usize, step: Step) {
         let TopicPlan { upstream, downstream } = &self.plan.topics[index];
         let here = &self.topics[index];
-        let text = match step {
-            Step::CreateUpstreamTopic => format!(
+        let notice = match step {
+            Step::CreateUpstreamTopic => Notice::Unusual(format!(
                 "upstream topic {upstream} was missing and is created with one partition \
                  (on_missing_upstream = \"create\")"
-            ),
+            )),
             Step::Grow { add } => {
-                format!("destination topic {downstream} is grown by {add} partitions")
+                Notice::Done(format!("destination topic {downstream} is grown by {add} partitions"))
             }
             _ => {
                 let count = here.upstream.as_ref().map_or(1, |info| info.partitions_count);
-                format!("destination topic {downstream} is created with {count} partitions")
+                Notice::Done(format!(
+                    "destination topic {downstream} is created with {count} partitions"
+                ))
             }
         };
-        self.outputs.push(Output::Notice(text));
+        self.outputs.push(Output::Notice(notice));
         let (Step::CreateTopic, Some(info), Some(known)) = (step, &here.upstream, &self.catalogue)
         else {
             return;
         };
         for key in options::options_for(info, known).1 {
             if self.told.insert(key.to_owned()) {
-                self.outputs.push(Output::Notice(format!(
+                let text = format!(
                     "topic option {key} of {upstream} is left out: cluster {} does not know it",
                     self.plan.to.key
-                )));
+                );
+                self.outputs.push(Output::Notice(Notice::Unusual(text)));
             }
         }
     }

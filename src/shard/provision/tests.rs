@@ -41,9 +41,12 @@ struct World {
     added: Vec<NewFeed>,
     ready: Vec<(FeedId, Result<u64, String>)>,
     releases: Vec<usize>,
-    notices: Vec<String>,
+    done: Vec<String>,
+    unusual: Vec<String>,
     /// Whether the request is applied all the same, and what the asker learns.
     fault: Fault,
+    /// Until then, look-ups of a destination topic show this many partitions.
+    stale: Option<(u64, u32)>,
 }
 
 impl ModelCluster {
@@ -189,8 +192,10 @@ impl World {
             added: Vec::new(),
             ready: Vec::new(),
             releases: Vec::new(),
-            notices: Vec::new(),
+            done: Vec::new(),
+            unusual: Vec::new(),
             fault: Box::new(|_, _| None),
+            stale: None,
         };
         world.collect();
         world
@@ -206,7 +211,8 @@ impl World {
                 Output::Add(feed) => self.added.push(*feed),
                 Output::Ready { feed, result } => self.ready.push((feed, result)),
                 Output::Release { topic } => self.releases.push(topic),
-                Output::Notice(text) => self.notices.push(text),
+                Output::Notice(Notice::Done(text)) => self.done.push(text),
+                Output::Notice(Notice::Unusual(text)) => self.unusual.push(text),
             }
         }
     }
@@ -242,6 +248,16 @@ impl World {
                     }
                     Err(trouble)
                 }
+            };
+            let stale = self.stale.filter(|(until, _)| self.mono < *until);
+            let answer = match (answer, stale) {
+                (Ok(Reply::Topic(Some(mut info))), Some((_, seen)))
+                    if side == Side::Downstream && matches!(request, Request::Topic { .. }) =>
+                {
+                    info.partitions_count = seen;
+                    Ok(Reply::Topic(Some(info)))
+                }
+                (answer, _) => answer,
             };
             self.machine.answer(self.now(), answer);
             self.collect();
@@ -290,8 +306,10 @@ fn a_missing_destination_is_created_like_upstream_before_any_feed() {
         ["compression_algorithm", "message_expiry"]
     );
     let left_out =
-        world.notices.iter().filter(|text| text.contains("durability of s/a is left out"));
-    assert_eq!(left_out.count(), 1, "{:?}", world.notices);
+        world.unusual.iter().filter(|text| text.contains("durability of s/a is left out"));
+    assert_eq!(left_out.count(), 1, "{:?}", world.unusual);
+    assert_eq!(world.unusual.len(), 1, "a creation is nothing to worry about");
+    assert_eq!(world.done, ["destination topic copy/a is created with 3 partitions"]);
     assert_eq!(until, Millis(5000), "looked at again after discovery_interval");
     assert_eq!(world.machine.findings(), []);
 }
@@ -313,6 +331,8 @@ fn a_smaller_destination_grows_by_the_difference_once() {
     world.down.put("copy", "a", 1, 200);
     world.run(Duration::from_secs(30));
     assert_eq!(world.changes, ["grow copy/a +3"]);
+    assert_eq!(world.done, ["destination topic copy/a is grown by 3 partitions"]);
+    assert_eq!(world.unusual, [""; 0]);
     assert_eq!(world.added().len(), 4);
 }
 
@@ -349,6 +369,58 @@ fn a_growth_with_unknown_outcome_is_looked_up_after_settle_and_never_repeated() 
         assert_eq!(world.down.topics[&("copy".to_owned(), "a".to_owned())].partitions, 3);
         assert_eq!(world.added().len(), 3);
     }
+}
+
+#[test]
+fn a_growth_is_not_repeated_while_a_look_up_may_be_older_than_it() {
+    let key = ("copy".to_owned(), "a".to_owned());
+    for outcome_known in [true, false] {
+        let mut world = World::new(plan(&["a"]), &[]);
+        world.up.put("s", "a", 3, 100);
+        world.down.put("copy", "a", 1, 200);
+        world.stale = Some((1900, 1));
+        world.fault = Box::new(move |_, request| match request {
+            Request::CreatePartitions { .. } if !outcome_known => {
+                Some((true, Trouble::Failed(Failure::Lost)))
+            }
+            _ => None,
+        });
+        world.run(Duration::from_secs(30));
+        assert_eq!(world.changes, ["grow copy/a +2"], "outcome known: {outcome_known}");
+        assert_eq!(world.down.topics[&key].partitions, 3);
+        assert_eq!(world.added().len(), 3);
+        world.down.put("copy", "a", 2, 200);
+        world.fault = Box::new(|_, _| None);
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.changes[1..], ["grow copy/a +1"], "what is short later is added");
+    }
+}
+
+#[test]
+fn a_feed_that_asks_does_not_shorten_the_wait_after_an_unknown_outcome() {
+    let mut plan = plan(&["a"]);
+    plan.on_destination_lost = OnDestinationLost::Refill;
+    let mut world = World::new(plan, &[saved("a", 0, 200)]);
+    world.up.put("s", "a", 3, 100);
+    world.down.put("copy", "a", 1, 200);
+    world.fault = Box::new(|_, request| match request {
+        Request::CreatePartitions { .. } => Some((false, Trouble::Failed(Failure::TimedOut))),
+        _ => None,
+    });
+    world.settle();
+    assert_eq!(world.changes, ["grow copy/a +2"]);
+    let look_ups = world.look_ups;
+    for at in [0, 500, 1999] {
+        world.mono = at;
+        world.machine.ensure(world.now(), 0, FeedId(4));
+        assert_eq!(world.settle(), Millis(2000));
+    }
+    assert_eq!(world.look_ups, look_ups, "nothing was asked within settle");
+    world.fault = Box::new(|_, _| None);
+    world.mono = 2000;
+    world.settle();
+    assert_eq!(world.changes[1..], ["grow copy/a +2"], "looked up, and short as before");
+    assert_eq!(world.ready.len(), 3);
 }
 
 #[test]
@@ -408,7 +480,7 @@ fn a_missing_upstream_is_created_once_when_told_so() {
     let mut world = World::new(plan, &[]);
     world.settle();
     assert_eq!(world.changes, ["stream s", "topic s/a x1", "stream copy", "topic copy/a x1"]);
-    assert!(world.notices[0].contains("one partition"), "{:?}", world.notices);
+    assert!(world.unusual[0].contains("one partition"), "{:?}", world.unusual);
     world.up.topics.clear();
     world.run(Duration::from_secs(100));
     assert_eq!(world.changes.len(), 4, "a deletion upstream is not answered by a creation");

@@ -22,6 +22,10 @@ pub(super) struct Link {
 pub(super) struct Topic {
     pub(super) step: Step,
     pub(super) due: Millis,
+    /// No request before this, whoever wants one: a change may still take effect.
+    pub(super) quiet_until: Millis,
+    /// No growth before this: a look-up may still show the count from before the last one.
+    pub(super) grow_at: Millis,
     pub(super) upstream: Option<TopicInfo>,
     /// Identity the feeds were made for, or saved with; 0 if there are none.
     pub(super) downstream_created_at: u64,
@@ -111,6 +115,8 @@ impl Topic {
         Topic {
             step: Step::FindUpstream,
             due: now.mono,
+            quiet_until: Millis(0),
+            grow_at: Millis(0),
             upstream: None,
             downstream_created_at: 0,
             added: BTreeSet::new(),
@@ -122,6 +128,11 @@ impl Topic {
             backoff,
             condition: condition(reason::CONNECTING, String::new(), now),
         }
+    }
+
+    /// When the next request may leave.
+    pub(super) fn ready_at(&self) -> Millis {
+        self.due.max(self.quiet_until)
     }
 
     pub(super) fn go(&mut self, step: Step, now: Now) {
