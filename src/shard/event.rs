@@ -190,6 +190,17 @@ pub enum ConnError {
 /// From the control thread to a shard.
 #[derive(Debug)]
 pub enum FromControl {
+    /// What this shard's file of a source holds at the start, before any feed is added. Every
+    /// save carries these entries until their feeds run here: of a topic that is not in the plan
+    /// any more, that is until the next start.
+    Carry {
+        /// The source.
+        plan: Arc<MirrorPlan>,
+        /// Highest generation found in the source's files, see [`FeedSpec::generation`].
+        generation: u64,
+        /// The entries.
+        entries: Vec<FeedState>,
+    },
     /// Run this feed from now on.
     AddFeed(Box<FeedSpec>),
     /// What the destination looks like after [`ToControl::EnsureDestination`].
