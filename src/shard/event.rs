@@ -254,8 +254,8 @@ pub struct FeedSpec {
     pub partition: u32,
     /// Newest saved entry, or `None` at its first start.
     pub saved: Option<FeedState>,
-    /// True when the partition appeared after the source's very first start: it begins at its
-    /// first message, whatever `initial_offset` says (M4).
+    /// True when the partition appeared after its topic was first started by this source: it
+    /// begins at its first message, whatever `initial_offset` says (M4).
     pub late: bool,
     /// Highest generation found in the source's files: saves go on above it (I4).
     pub generation: u64,
