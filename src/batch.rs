@@ -81,17 +81,24 @@ pub struct DeltaPiece {
     pub delta: i64,
 }
 
+/// Pieces an [`OffsetMap`] keeps: as many as a state file keeps gap records.
+pub const MAX_PIECES: usize = 256;
+
 /// The piecewise mapping between upstream and destination offsets of one feed (M6).
 ///
 /// Pieces ascend by `from_upstream`; between two pieces lies a gap of upstream offsets that the
-/// destination never received, so destination offsets stay contiguous across pieces.
+/// destination never received, so destination offsets stay contiguous across pieces. Only the
+/// latest [`MAX_PIECES`] are kept (I5): older ones matter only for a destination that lost
+/// everything behind so many gaps, which then is as if it ended below the start of the copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffsetMap(Vec<DeltaPiece>);
 
 impl OffsetMap {
     /// The mapping of a saved state.
     pub fn from_pieces(pieces: Vec<DeltaPiece>) -> OffsetMap {
-        OffsetMap(pieces)
+        let mut map = OffsetMap(pieces);
+        map.forget_oldest();
+        map
     }
 
     /// A history that starts with upstream offset `upstream` at destination offset `downstream`.
@@ -110,6 +117,11 @@ impl OffsetMap {
             self.0.pop();
         }
         self.0.push(piece);
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
+        self.0.drain(..self.0.len().saturating_sub(MAX_PIECES));
     }
 
     /// The pieces, ascending.
@@ -171,6 +183,21 @@ mod tests {
         assert_eq!(map.upstream(1150), Some(350));
         assert_eq!(map.upstream(999), None);
         assert_eq!(map.delta(350), 800);
+    }
+
+    #[test]
+    fn endless_gaps_keep_the_latest_pieces_alone() {
+        let mut map = OffsetMap::starting(0, 0);
+        let gaps = 10 * MAX_PIECES as u64;
+        // Every tenth message survives.
+        (1..=gaps).for_each(|gap| map.push(10 * gap, gap));
+        assert_eq!(map.pieces().len(), MAX_PIECES);
+        assert_eq!((map.downstream(10 * gaps), map.upstream(gaps)), (Some(gaps), Some(10 * gaps)));
+        let oldest = gaps + 1 - MAX_PIECES as u64;
+        assert_eq!(map.upstream(oldest), Some(10 * oldest));
+        assert_eq!(map.upstream(oldest - 1), None);
+        let long = (0..=gaps).map(|n| DeltaPiece { from_upstream: 10 * n, delta: -9 * n as i64 });
+        assert_eq!(OffsetMap::from_pieces(long.collect()), map, "as read from a file");
     }
 
     #[test]

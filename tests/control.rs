@@ -234,6 +234,32 @@ fn a_restart_goes_on_where_it_stopped_whatever_the_number_of_shards() {
 }
 
 #[test]
+fn a_topic_that_leaves_the_plan_and_comes_back_goes_on_where_it_stood() {
+    let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
+    for topic in ["a", "b"] {
+        brokers.up.create_topic("shop", topic, 2);
+    }
+    let rounds: [(&[&str], usize); 4] =
+        [(&["a", "b"], 2), (&["b"], 2), (&["b"], 1), (&["b", "a"], 2)];
+    let mut produced = 0;
+    for (topics, shards) in rounds {
+        for (topic, partition) in [("a", 0), ("a", 1), ("b", 0), ("b", 1)] {
+            produce(&brokers.up, topic, partition, produced..produced + 40);
+        }
+        produced += 40;
+        let plan = plan(dir.path(), vec![mirror(&brokers, topics)]);
+        let daemon = Daemon::start(plan, shards, IoDriver::Uring);
+        for topic in topics {
+            assert_copied(&brokers, topic, 0, produced);
+            assert_copied(&brokers, topic, 1, produced);
+        }
+        let outcome = daemon.stop();
+        assert_eq!(outcome.ended, Ended::Drained);
+        assert!(outcome.feeds.iter().all(|feed| feed.condition.status == Status::Stopped));
+    }
+}
+
+#[test]
 fn partitions_added_while_running_are_mirrored_from_their_first_message() {
     let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
     brokers.up.create_topic("shop", "a", 1);

@@ -190,6 +190,17 @@ pub enum ConnError {
 /// From the control thread to a shard.
 #[derive(Debug)]
 pub enum FromControl {
+    /// What this shard's file of a source holds at the start, before any feed is added. Every
+    /// save carries these entries until their feeds run here: of a topic that is not in the plan
+    /// any more, that is until the next start.
+    Carry {
+        /// The source.
+        plan: Arc<MirrorPlan>,
+        /// Highest generation found in the source's files, see [`FeedSpec::generation`].
+        generation: u64,
+        /// The entries.
+        entries: Vec<FeedState>,
+    },
     /// Run this feed from now on.
     AddFeed(Box<FeedSpec>),
     /// What the destination looks like after [`ToControl::EnsureDestination`].
@@ -254,8 +265,8 @@ pub struct FeedSpec {
     pub partition: u32,
     /// Newest saved entry, or `None` at its first start.
     pub saved: Option<FeedState>,
-    /// True when the partition appeared after the source's very first start: it begins at its
-    /// first message, whatever `initial_offset` says (M4).
+    /// True when the partition appeared after its topic was first started by this source: it
+    /// begins at its first message, whatever `initial_offset` says (M4).
     pub late: bool,
     /// Highest generation found in the source's files: saves go on above it (I4).
     pub generation: u64,

@@ -1,9 +1,13 @@
 //! What the state files mean for a start: where every feed stood, and which files have to be
 //! written anew because feeds run on another shard than before (S4).
 //!
-//! A shard's save replaces its file with the feeds it runs. A feed that moved would be in no file
-//! at all between that save and the first one of its new shard; so moved feeds are written to
-//! their new shard's file before any shard starts. Pure: the caller reads and writes.
+//! A shard's save replaces its file with the feeds it runs and the entries it carries for others.
+//! A feed that moved would be in no file at all between the save of its old shard and the first
+//! one of its new shard; so moved feeds are written to their new shard's file before any shard
+//! starts. Entries of topics that are not in the plan stay in the file they were found in.
+//! Pure: the caller reads and writes.
+
+use std::collections::BTreeMap;
 
 use crate::batch::SourceKey;
 use crate::config::{MirrorPlan, OnCorruptState};
@@ -29,6 +33,8 @@ pub struct SavedSource {
     pub feeds: Vec<FeedState>,
     /// Highest generation of its files, those to be written included (I4).
     pub generation: u64,
+    /// What each shard carries until the feeds run, by number: its file must keep these entries.
+    pub carried: Vec<(u16, Vec<FeedState>)>,
     /// Files to write before the feeds start.
     pub moved: Vec<SourceState>,
     /// Unreadable files to set aside before the feeds start.
@@ -58,8 +64,14 @@ pub fn source_start(
         let is_it = |topic: &crate::config::TopicPlan| {
             topic.upstream == feed.upstream && topic.downstream == feed.downstream
         };
-        let topic = plan.topics.iter().position(is_it)?;
-        Some(place(first_topic + topic, feed.partition, shards))
+        match plan.topics.iter().position(is_it) {
+            Some(topic) => Some(place(first_topic + topic, feed.partition, shards)),
+            // A file beyond the shards is written by nobody and keeps what it holds.
+            None => {
+                let mut running = files.iter().filter(|file| file.shard < shards);
+                running.find(|file| file.feeds.contains(feed)).map(|file| file.shard)
+            }
+        }
     };
     let is_home = |feed: &FeedState| {
         home(feed).is_none_or(|shard| {
@@ -73,14 +85,21 @@ pub fn source_start(
     if !homeless.is_empty() {
         saved.generation += 1;
     }
+    let mut carried: BTreeMap<u16, Vec<FeedState>> = BTreeMap::new();
+    for feed in &saved.feeds {
+        if let Some(shard) = home(feed) {
+            carried.entry(shard).or_default().push(feed.clone());
+        }
+    }
     let moved = homeless.into_iter().map(|shard| SourceState {
         source: SourceKey::clone(&plan.key),
         shard,
         generation: saved.generation,
         saved_at: now.0,
-        feeds: saved.feeds.iter().filter(|feed| home(feed) == Some(shard)).cloned().collect(),
+        feeds: carried.get(&shard).cloned().unwrap_or_default(),
     });
     saved.moved = moved.collect();
+    saved.carried = carried.into_iter().collect();
     SourceStart::Ready(saved)
 }
 
@@ -173,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_that_left_the_plan_are_nobodys_to_write() {
+    fn topics_that_left_the_plan_stay_in_the_file_they_were_found_in() {
         let mut plan = plan(OnCorruptState::Fail);
         plan.topics = vec![TopicPlan {
             upstream: TopicName::new("s", "other"),
@@ -181,5 +200,19 @@ mod tests {
         }];
         let saved = ready(start(&plan, &[file(0, 4, vec![entry(1, 1)])], 2));
         assert_eq!((saved.feeds.len(), saved.moved.len()), (1, 0));
+        assert_eq!(saved.carried, [(0, vec![entry(1, 1)])]);
+        let saved = ready(start(&plan, &[file(2, 4, vec![entry(1, 1)])], 2));
+        assert_eq!(saved.carried, [], "shard 2 does not run and writes no file");
+    }
+
+    #[test]
+    fn a_file_written_for_moved_feeds_keeps_the_topics_that_left_the_plan() {
+        let mut gone = entry(0, 3);
+        gone.upstream = TopicName::new("s", "gone");
+        let found = [file(0, 4, vec![entry(1, 5)]), file(1, 4, vec![gone.clone()])];
+        let saved = ready(start(&plan(OnCorruptState::Fail), &found, 2));
+        let [moved] = &saved.moved[..] else { panic!("{:?}", saved.moved) };
+        assert_eq!((moved.shard, &moved.feeds[..]), (1, &[entry(1, 5), gone][..]));
+        assert_eq!(saved.carried, [(1, moved.feeds.clone())]);
     }
 }

@@ -644,6 +644,38 @@ fn lag_grows_while_the_destination_is_away_and_after_a_stop() {
 }
 
 #[test]
+fn saves_keep_the_entries_of_feeds_that_do_not_run_here_yet_or_any_more() {
+    let mut w = world(2);
+    (0..2).for_each(|partition| w.write(true, partition, 0, 20));
+    w.start(2);
+    w.until("saved", |w| (0..2).all(|partition| w.feed(partition).durable_position == 20));
+    w.kill();
+    let before = w.saved().expect("a file");
+    let mut gone = before.feeds[0].clone();
+    gone.upstream = TopicName::new("orders", "gone");
+    let entries = [&before.feeds[..], &[gone.clone()]].concat();
+    let (plan, generation) = (w.plan.clone(), before.generation);
+    w.tell(FromControl::Carry { plan, generation, entries });
+    w.write(true, 0, 20, 5);
+    w.start(1);
+    w.until("saved", |w| w.feed(0).durable_position == 25);
+    let kept = w.saved().expect("a file").feeds;
+    let of = |name: &TopicName, partition| {
+        let mut found = kept.iter().filter(|f| f.upstream == *name && f.partition == partition);
+        (found.next().cloned(), found.count())
+    };
+    let events = &w.plan.topics[0].upstream;
+    assert_eq!(of(&gone.upstream, 0), (Some(gone), 0));
+    assert_eq!(of(events, 1), (before.feeds.iter().find(|f| f.partition == 1).cloned(), 0));
+    let (running, twice) = of(events, 0);
+    assert_eq!((running.expect("running").position, twice), (25, 0), "replaced, not doubled");
+    w.kill();
+    w.start(2);
+    w.until("resumed", |w| w.feed(1).condition.status == Status::Running && copied(w, 0, 25));
+    w.assert_equal(2);
+}
+
+#[test]
 fn balanced_feeds_need_no_partition_of_their_own_at_the_destination() {
     let mut w = World::new(MirrorPlan { partitions: Partitions::Balanced, ..plan() });
     w.create(true, "orders", "events", 3);

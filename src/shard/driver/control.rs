@@ -392,6 +392,15 @@ impl Control {
         self.changed.notify();
     }
 
+    /// Hands the shards what their files of the source must keep, before any of its feeds.
+    pub(super) fn carry(&self, source: &provisioning::Source, saved: &SavedSource) {
+        for (shard, entries) in &saved.carried {
+            let (plan, entries) = (source.plan.clone(), entries.clone());
+            let generation = saved.generation;
+            self.send(*shard, FromControl::Carry { plan, generation, entries });
+        }
+    }
+
     /// Hands a new feed to its shard.
     pub(super) fn add_feed(&self, source: &provisioning::Source, feed: NewFeed, generation: u64) {
         let mut feeds = self.feeds.borrow_mut();

@@ -122,6 +122,7 @@ pub(super) async fn run(control: Rc<Control>, source: Rc<Source>, saved: SavedSo
         }
     }
     source.set_findings(Vec::new());
+    control.carry(&source, &saved);
     let now = control.clock.now();
     let machine = Provisioner::new(now, source.plan.clone(), &saved.feeds, fastrand::u64(..));
     source.machine.replace(Some(machine));

@@ -18,6 +18,7 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 use self::budget::Budget;
 use self::conns::{Conns, Purpose, Side, Waiter};
@@ -32,9 +33,9 @@ use super::snapshot::FeedSnapshot;
 use crate::batch::{FeedId, SourceKey};
 use crate::commit::lane::{Lane, Saved};
 use crate::commit::policy::Backoff;
-use crate::config::Partitions;
+use crate::config::{MirrorPlan, Partitions};
 use crate::iggy_wire::Reply;
-use crate::statefile::{SourceState, format};
+use crate::statefile::{FeedState, SourceState, format};
 use crate::time::{Millis, Now};
 
 /// What a pipeline is made with.
@@ -53,6 +54,9 @@ struct Source {
     lane: Lane,
     problem: Option<SaveError>,
     feeds: Vec<FeedId>,
+    /// Entries of the file whose feeds do not run, saved as they are: a topic that left the plan
+    /// may come back.
+    carried: Vec<FeedState>,
 }
 
 /// A shard's decisions.
@@ -170,6 +174,9 @@ impl Pipeline {
 
     fn control(&mut self, now: Now, message: FromControl, out: &mut Vec<Command>) {
         match message {
+            FromControl::Carry { plan, generation, entries } => {
+                self.source(&plan, generation).carried = entries;
+            }
             FromControl::AddFeed(spec) => self.add_feed(now, *spec),
             FromControl::DestinationReady { feed, result } => {
                 self.with_feed(now, feed, out, |feed, ctx| match result {
@@ -199,19 +206,29 @@ impl Pipeline {
         let backoff = || Backoff::new(plan.retry_interval, plan.max_retry_interval);
         let up = self.conns.assign(id, &plan.key, Side::Upstream, &plan.from, backoff());
         let down = self.conns.assign(id, &plan.key, Side::Downstream, &plan.to, backoff());
+        let source = self.source(&plan, spec.generation);
+        source.feeds.push(id);
+        let (topic, partition) = (&plan.topics[spec.topic], spec.partition);
+        source.carried.retain(|entry| {
+            let names = (&entry.upstream, &entry.downstream, entry.partition);
+            names != (&topic.upstream, &topic.downstream, partition)
+        });
+        self.budget.add_feed();
+        self.feeds.insert(id, Feed::new(spec, up, down, now));
+        self.ready.push_back(id);
+    }
+
+    fn source(&mut self, plan: &Arc<MirrorPlan>, generation: u64) -> &mut Source {
         let interval = match plan.partitions {
             Partitions::Preserve => plan.state_interval,
             Partitions::Balanced => std::time::Duration::ZERO,
         };
-        let source = self.sources.entry(plan.key.clone()).or_insert_with(|| Source {
-            lane: Lane::new(interval, spec.generation),
+        self.sources.entry(plan.key.clone()).or_insert_with(|| Source {
+            lane: Lane::new(interval, generation),
             problem: None,
             feeds: Vec::new(),
-        });
-        source.feeds.push(id);
-        self.budget.add_feed();
-        self.feeds.insert(id, Feed::new(spec, up, down, now));
-        self.ready.push_back(id);
+            carried: Vec::new(),
+        })
     }
 
     fn connection_down(
@@ -339,12 +356,13 @@ impl Pipeline {
                 || source.feeds.iter().filter_map(|id| feeds.get(id)).filter(|f| f.started);
             let positions = || started().map(|f| (f.spec.id, f.entry.position)).collect();
             if let Some(generation) = source.lane.start(now.mono, positions) {
+                let carried = source.carried.iter().cloned();
                 let state = SourceState {
                     source: key.clone(),
                     shard: self.shard,
                     generation,
                     saved_at: now.wall.0,
-                    feeds: started().map(Feed::saved_entry).collect(),
+                    feeds: started().map(Feed::saved_entry).chain(carried).collect(),
                 };
                 let image = format::encode(&state);
                 out.push(Command::Persist { source: key.clone(), generation, image });

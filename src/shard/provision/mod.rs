@@ -127,8 +127,6 @@ pub struct Provisioner {
     catalogue: Option<BTreeSet<String>>,
     told: BTreeSet<String>,
     asked: Option<usize>,
-    /// The source ran before: partitions without a saved entry are late.
-    has_history: bool,
     outputs: Vec<Output>,
 }
 
@@ -145,7 +143,6 @@ impl Provisioner {
             catalogue: None,
             told: BTreeSet::new(),
             asked: None,
-            has_history: !saved.is_empty(),
             outputs: Vec::new(),
             plan,
         };
@@ -276,7 +273,8 @@ impl Provisioner {
                 continue;
             };
             let topic = &mut self.topics[index];
-            topic.late = true;
+            let count = entry.partition.saturating_add(1);
+            topic.known_count = topic.known_count.max(Some(count));
             topic.downstream_created_at =
                 topic.downstream_created_at.max(entry.downstream_created_at);
             topic.added.insert(entry.partition);
@@ -327,6 +325,7 @@ impl Provisioner {
         match (step, reply) {
             (Step::FindUpstream, Reply::Topic(Some(info))) => {
                 let topic = &mut self.topics[index];
+                topic.started(&info);
                 topic.upstream = Some(info);
                 topic.changed = false;
                 topic.go(Step::FindDownstream, now);
@@ -370,7 +369,7 @@ impl Provisioner {
         let name = &self.plan.topics[index].upstream;
         let detail = format!("upstream topic {name} does not exist");
         let topic = &mut self.topics[index];
-        topic.late = true;
+        topic.missing_at.get_or_insert(now.wall);
         let created = std::mem::take(&mut topic.changed);
         // A topic that was copied from is never created again: its history is gone.
         let policy = match self.plan.on_missing_upstream {
@@ -459,7 +458,7 @@ impl Provisioner {
                     topic: index,
                     partition,
                     saved: None,
-                    late: self.has_history || topic.late,
+                    late: topic.known_count.is_some_and(|known| partition >= known),
                     upstream_created_at,
                     downstream_created_at: info.created_at,
                 })));
@@ -469,7 +468,6 @@ impl Provisioner {
             self.outputs.push(Output::Ready { feed, result: Ok(info.created_at) });
         }
         topic.downstream_created_at = info.created_at;
-        topic.late = true;
         topic.backoff.reset();
         topic.step = Step::FindUpstream;
         topic.due = now.mono + self.plan.discovery_interval;

@@ -468,9 +468,50 @@ fn looking_again_backs_off_and_a_success_resets_it() {
     let waiting = world.finding("a").expect("a finding");
     assert_eq!((waiting.reason, waiting.since), ("waiting_upstream", 0));
     assert!(waiting.detail.contains("s/a"), "{}", waiting.detail);
-    world.up.put("s", "a", 1, 100);
+    world.up.put("s", "a", 1, 600_000_000);
     world.run(Duration::from_secs(61));
     assert_eq!(world.added(), [(0, 0, true)], "it appeared after the start");
+}
+
+#[test]
+fn a_topic_older_than_its_absence_is_at_its_first_start() {
+    let mut world = World::new(plan(&["a"]), &[]);
+    world.mono = 3_600_000;
+    world.settle();
+    assert_eq!(world.finding("a").expect("a finding").reason, "waiting_upstream");
+    world.up.put("s", "a", 1, 100);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.added(), [(0, 0, false)], "the server was starting");
+    world.up.put("s", "a", 2, 100);
+    world.run(Duration::from_secs(6));
+    assert_eq!(world.added()[1..], [(0, 1, true)]);
+}
+
+#[test]
+fn partitions_between_saved_ones_were_there_at_the_first_start() {
+    let entries = [saved("a", 1, 200), saved("a", 3, 200)];
+    let mut world = World::new(plan(&["a"]), &entries);
+    world.up.put("s", "a", 6, 100);
+    world.down.put("copy", "a", 6, 200);
+    world.settle();
+    let mut added = world.added();
+    added.sort_unstable();
+    let late = [false, false, false, false, true, true];
+    assert_eq!(added, (0..6).map(|p| (0, p, late[p as usize])).collect::<Vec<_>>());
+}
+
+#[test]
+fn partitions_that_wait_for_the_destination_are_still_of_the_first_start() {
+    let mut plan = plan(&["a"]);
+    plan.auto_create = false;
+    let mut world = World::new(plan, &[]);
+    world.up.put("s", "a", 2, 100);
+    world.down.put("copy", "a", 1, 200);
+    world.settle();
+    world.down.put("copy", "a", 3, 200);
+    world.up.put("s", "a", 3, 100);
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.added(), [(0, 0, false), (0, 1, false), (0, 2, true)]);
 }
 
 #[test]
@@ -500,7 +541,7 @@ fn a_missing_upstream_ends_the_topic_when_told_so() {
 }
 
 #[test]
-fn saved_partitions_run_before_any_look_up_and_others_are_late() {
+fn saved_partitions_run_before_any_look_up_and_higher_ones_are_late() {
     let mut world = World::new(plan(&["a", "b"]), &[saved("a", 0, 200), saved("gone", 0, 200)]);
     assert_eq!(world.added(), [(0, 0, false)]);
     assert_eq!(world.added[0].saved, Some(saved("a", 0, 200)));
@@ -508,7 +549,7 @@ fn saved_partitions_run_before_any_look_up_and_others_are_late() {
     world.up.put("s", "b", 1, 100);
     world.down.put("copy", "a", 2, 200);
     world.settle();
-    assert_eq!(world.added(), [(0, 0, false), (0, 1, true), (1, 0, true)]);
+    assert_eq!(world.added(), [(0, 0, false), (0, 1, true), (1, 0, false)], "b starts now");
 }
 
 #[test]

@@ -10,7 +10,11 @@ use crate::iggy_wire::{ServerError, TopicInfo};
 use crate::shard::event::Failure;
 use crate::shard::reason::{self, Reason};
 use crate::shard::snapshot::Condition;
-use crate::time::{Millis, Now};
+use crate::time::{Millis, Now, UnixMicros};
+
+/// How far the upstream's clock may be behind ours, microseconds. Within it a topic counts as new:
+/// that copies too much rather than too little.
+const CLOCK_SLACK: u64 = 60_000_000;
 
 /// The way to one cluster.
 pub(super) struct Link {
@@ -30,8 +34,11 @@ pub(super) struct Topic {
     /// Identity the feeds were made for, or saved with; 0 if there are none.
     pub(super) downstream_created_at: u64,
     pub(super) added: BTreeSet<u32>,
-    /// Upstream was seen missing, or the first look-up is done: what appears now is late.
-    pub(super) late: bool,
+    /// Partitions from this number on are late (M4): how many there were when the topic was first
+    /// started, as far as saved entries tell; `None` until it is.
+    pub(super) known_count: Option<u32>,
+    /// When upstream was first seen missing.
+    pub(super) missing_at: Option<UnixMicros>,
     /// Created or grown in this round: the look-up that follows must show it.
     pub(super) changed: bool,
     pub(super) ensuring: Vec<FeedId>,
@@ -120,7 +127,8 @@ impl Topic {
             upstream: None,
             downstream_created_at: 0,
             added: BTreeSet::new(),
-            late: false,
+            known_count: None,
+            missing_at: None,
             changed: false,
             ensuring: Vec::new(),
             released: BTreeSet::new(),
@@ -133,6 +141,15 @@ impl Topic {
     /// When the next request may leave.
     pub(super) fn ready_at(&self) -> Millis {
         self.due.max(self.quiet_until)
+    }
+
+    /// Upstream was found. At the first start of a topic its partitions of this moment are the
+    /// ones that `initial_offset` is meant for; a topic that was missing and is younger than that
+    /// has none. One that is older was there all the time, whatever the server answered.
+    pub(super) fn started(&mut self, info: &TopicInfo) {
+        let is_new = |at: UnixMicros| info.created_at.saturating_add(CLOCK_SLACK) > at.0;
+        let count = if self.missing_at.is_some_and(is_new) { 0 } else { info.partitions_count };
+        self.known_count.get_or_insert(count);
     }
 
     pub(super) fn go(&mut self, step: Step, now: Now) {
