@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ struct Daemon {
     stopper: Stopper,
     thread: JoinHandle<RunOutcome>,
     shown: Shown,
+    /// How often something was published.
+    publications: Arc<AtomicU64>,
 }
 
 fn brokers() -> Brokers {
@@ -118,6 +121,8 @@ impl Daemon {
         let shown = Shown::default();
         let (stopper, bell) = Stopper::new().expect("sockets");
         let publish = shown.clone();
+        let publications = Arc::new(AtomicU64::new(0));
+        let count = publications.clone();
         let thread = std::thread::spawn(move || {
             let found = read_all(&plan.daemon.state_dir).expect("readable");
             let options = RunOptions {
@@ -126,12 +131,13 @@ impl Daemon {
                 faults: FileFaults::default(),
                 stop: vec![bell],
                 publish: Box::new(move |shards, findings| {
+                    count.fetch_add(1, Ordering::Relaxed);
                     *publish.lock().expect("not poisoned") = (shards, findings);
                 }),
             };
             run(&plan, found, options).expect("started")
         });
-        Daemon { stopper, thread, shown }
+        Daemon { stopper, thread, shown, publications }
     }
 
     fn finding(&self, topic: Option<&str>) -> Option<(Status, &'static str, String)> {
@@ -297,6 +303,28 @@ fn a_missing_topic_is_named_and_the_others_flow() {
     brokers.down.create_topic("copy", "b", 1);
     assert_copied(&brokers, "b", 0, 10);
     until("b is over", || daemon.finding(Some("b")).is_none());
+    assert_eq!(daemon.stop().ended, Ended::Drained);
+}
+
+#[test]
+fn letters_do_not_make_it_publish_more_than_twice_a_second() {
+    let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
+    brokers.up.create_topic("shop", "a", 8);
+    let daemon =
+        Daemon::start(plan(dir.path(), vec![mirror(&brokers, &["a"])]), 2, IoDriver::Uring);
+    until("all feeds run", || {
+        let shown = daemon.shown.lock().expect("not poisoned");
+        let feeds = shown.0.iter().flat_map(|shard| &shard.feeds);
+        feeds.filter(|feed| feed.condition.status == Status::Running).count() == 8
+    });
+    let (start, before) = (Instant::now(), daemon.publications.load(Ordering::Relaxed));
+    std::thread::sleep(Duration::from_secs(2));
+    let shown = daemon.publications.load(Ordering::Relaxed) - before;
+    let most = start.elapsed().as_millis() / 500 + 1;
+    assert!(shown >= 2, "{shown} publications");
+    assert!(u128::from(shown) <= most, "{shown} publications, at most {most} expected");
+    brokers.up.delete_topic("shop", "a").expect("deleted");
+    until("the finding", || daemon.finding(Some("a")).is_some());
     assert_eq!(daemon.stop().ended, Ended::Drained);
 }
 

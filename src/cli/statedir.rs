@@ -10,9 +10,10 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+pub use crate::shard::driver::files::holder;
 use crate::shard::driver::files::{self, DirLock, LockError};
 use crate::statefile::inspect::{FoundFile, StateError};
 use crate::statefile::store::MODE;
@@ -80,22 +81,6 @@ impl StateDir {
 pub fn read_files(dir: &Path) -> Result<Vec<FoundFile>, StateDirError> {
     check_directory(dir)?;
     Ok(files::read_all(dir)?)
-}
-
-/// The process that holds the directory, without taking the lock: a daemon that starts meanwhile
-/// must not find it taken. `None` too where the kernel does not tell.
-pub fn holder(dir: &Path) -> Option<u32> {
-    let lock = std::fs::metadata(files::lock_path(dir)).ok()?;
-    let (major, minor) = (libc::major(lock.dev()), libc::minor(lock.dev()));
-    let place = format!("{major:02x}:{minor:02x}:{}", lock.ino());
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    // `1: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF`
-    locks.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        let is_flock = fields.next() == Some("FLOCK");
-        let pid = fields.nth(2)?.parse().ok()?;
-        (is_flock && fields.next() == Some(&place)).then_some(pid)
-    })
 }
 
 /// Whether this user can make files in the directory: makes one and removes it.

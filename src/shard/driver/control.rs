@@ -49,12 +49,17 @@ const FROM_SHARDS: usize = 8192;
 const TICK: Duration = Duration::from_millis(250);
 /// The same while letters wait for room.
 const RETRY_POST: Duration = Duration::from_millis(10);
+/// Time between two publications while no condition changes.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
+/// Least time between two: a start changes the conditions of every feed, one after the other.
+const NEWS_GAP: Duration = Duration::from_millis(100);
 /// How long shards have to end after they drained.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least part of `max_buffered_bytes` a shard can work with.
 pub const LEAST_SHARE: u64 = SHARD_RESERVE + FEED_SHARE;
 
-/// Gets the latest snapshot of every shard that reported, and all findings that stand.
+/// Gets the latest snapshot of every shard that reported, and all findings that stand: twice a
+/// second, and soon after a condition changed.
 pub type Publish = Box<dyn FnMut(Vec<ShardSnapshot>, Vec<SourceFinding>)>;
 
 /// What a run needs besides the plan.
@@ -228,6 +233,9 @@ pub(super) struct Control {
     feeds: RefCell<Vec<FeedHome>>,
     large_slot: RefCell<LargeSlot>,
     publish: RefCell<Publish>,
+    published_at: Cell<Option<Instant>>,
+    /// A condition changed since then.
+    has_news: Cell<bool>,
     draining: Cell<bool>,
     stopping: Cell<bool>,
     failed: RefCell<Option<(u16, String)>>,
@@ -266,6 +274,8 @@ impl Control {
             feeds: RefCell::default(),
             large_slot: RefCell::default(),
             publish: RefCell::new(publish),
+            published_at: Cell::default(),
+            has_news: Cell::default(),
             draining: Cell::new(false),
             stopping: Cell::new(false),
             failed: RefCell::default(),
@@ -319,8 +329,8 @@ impl Control {
         let mut late: Option<Vec<u16>> = None;
         loop {
             let outbox = self.post_letters();
-            self.show();
             let now = Instant::now();
+            self.show_if_due(now);
             if self.draining.get() && late.is_none() {
                 let until = *deadline.get_or_insert(now + self.drain_timeout);
                 let waiting = self.not_drained();
@@ -336,9 +346,14 @@ impl Control {
             if let Some(late) = &late
                 && (all_ended || deadline.is_some_and(|deadline| now >= deadline))
             {
+                self.show();
                 return self.outcome(late.clone());
             }
-            let nap = if outbox { RETRY_POST } else { TICK };
+            let nap = match (outbox, self.has_news.get()) {
+                (true, _) => RETRY_POST,
+                (false, true) => NEWS_GAP,
+                (false, false) => TICK,
+            };
             let left = deadline.map_or(nap, |deadline| deadline.saturating_duration_since(now));
             self.changed.wait(nap.min(left.max(Duration::from_millis(1)))).await;
         }
@@ -387,8 +402,9 @@ impl Control {
         u16::try_from(self.shards.borrow().len()).unwrap_or(u16::MAX)
     }
 
-    /// Something to publish has changed.
+    /// A condition has changed.
     pub(super) fn changed(&self) {
+        self.has_news.set(true);
         self.changed.notify();
     }
 
@@ -446,7 +462,11 @@ impl Control {
     fn letter(&self, number: u16, letter: FromShard) {
         match letter {
             FromShard::Snapshot(snapshot) => {
-                self.with_shard(number, |shard| shard.snapshot = Some(*snapshot));
+                let mut changed = false;
+                self.with_shard(number, |shard| changed = shard.take_snapshot(*snapshot));
+                if changed {
+                    self.changed();
+                }
                 return;
             }
             FromShard::Control(ToControl::Drained) => {
@@ -526,6 +546,16 @@ impl Control {
         (0..).zip(shards.iter()).filter(|(_, shard)| !shard.drained).map(|(n, _)| n).collect()
     }
 
+    /// Snapshots are copied to be published; with many feeds that is not for every letter.
+    fn show_if_due(&self, now: Instant) {
+        let gap = if self.has_news.get() { NEWS_GAP } else { PUBLISH_INTERVAL };
+        if self.published_at.get().is_none_or(|at| now >= at + gap) {
+            self.published_at.set(Some(now));
+            self.has_news.set(false);
+            self.show();
+        }
+    }
+
     fn show(&self) {
         let shards = self.shards.borrow();
         let snapshots = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
@@ -539,6 +569,18 @@ impl Shard {
     fn new(post: Post<ToShard>) -> Shard {
         let outbox = VecDeque::new();
         Shard { post, outbox, snapshot: None, drained: false, ended: false }
+    }
+
+    /// Keeps it; true if a feed came, went or has another condition than before.
+    fn take_snapshot(&mut self, snapshot: ShardSnapshot) -> bool {
+        let conditions = |snapshot: &ShardSnapshot| {
+            let of = |feed: &FeedSnapshot| (feed.condition.status, feed.condition.reason);
+            snapshot.feeds.iter().map(of).collect::<Vec<_>>()
+        };
+        let before = self.snapshot.as_ref().map(conditions);
+        let changed = before.as_ref() != Some(&conditions(&snapshot));
+        self.snapshot = Some(snapshot);
+        changed
     }
 
     fn send(&mut self, letter: ToShard) {

@@ -1,5 +1,5 @@
 //! State files on a real disk: performs the operations of a save, reads all files at start, and
-//! holds the directory's lock (S1, S3, S4).
+//! holds the directory's lock ([`lock`](mod@lock); S1, S3, S4).
 //!
 //! Decides nothing: [`Save`] has the order, `on_result` gets every error as it came. On io_uring
 //! each operation is awaited. On monoio's epoll driver the same calls are plain blocking
@@ -10,9 +10,10 @@
 #![allow(clippy::disallowed_methods, reason = "the driver's files live here")]
 
 mod faults;
+mod lock;
 
-use std::fs::{self, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::fs;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -25,14 +26,13 @@ use rkyv::util::AlignedVec;
 
 use self::faults::Verdict;
 pub use self::faults::{FAULTS_ENV, FaultRuleError, FileFaults};
+pub use self::lock::{DirLock, LockError, holder, lock, lock_path};
 use crate::statefile::format::{BLOCK, decode};
 use crate::statefile::inspect::{FoundFile, StateError, parse_file_name};
-use crate::statefile::store::{Errno, MODE, Op, Save, SaveError};
+use crate::statefile::store::{Errno, Op, Save, SaveError};
 
 /// A larger file is not ours: ten thousand feeds with all their gap records fill a tenth of it.
 const MAX_FILE_LEN: u64 = 1 << 30;
-/// Locked by the daemon that owns the directory.
-const LOCK_FILE: &str = "lock";
 
 /// A state directory and whether it takes `O_DIRECT`. One per daemon, so that the fallback is
 /// logged once.
@@ -125,78 +125,6 @@ pub fn set_aside(file: &Path, stamp: u64) -> io::Result<PathBuf> {
     fs::rename(file, &aside)?;
     fs::File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(aside)
-}
-
-/// Held for as long as the daemon owns the directory; the kernel lets go of it with the process.
-#[derive(Debug)]
-pub struct DirLock {
-    _file: fs::File,
-}
-
-/// Why the directory is not ours.
-#[derive(Debug, thiserror::Error)]
-pub enum LockError {
-    /// Another daemon runs on it (S4).
-    #[error(
-        "state_dir {dir} is in use by process {holder}: one daemon per state_dir; stop that one or \
-         configure another directory"
-    )]
-    Held {
-        /// Directory.
-        dir: String,
-        /// Process id as that daemon wrote it, `?` if it has not yet.
-        holder: String,
-    },
-    /// It cannot be used at all.
-    #[error(
-        "state_dir {dir} cannot be locked: {why}; expected an existing directory that this user \
-         may write to"
-    )]
-    Unusable {
-        /// Directory.
-        dir: String,
-        /// The kernel's words.
-        why: String,
-    },
-}
-
-/// The file that is locked.
-pub fn lock_path(dir: &Path) -> PathBuf {
-    dir.join(LOCK_FILE)
-}
-
-/// Takes the directory for this process, or says who has it. Blocks, but not for the lock.
-pub fn lock(dir: &Path) -> Result<DirLock, LockError> {
-    let named = || dir.display().to_string();
-    let unusable = |e: io::Error| LockError::Unusable { dir: named(), why: e.to_string() };
-    let mut file = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(MODE)
-        // A link of that name would have us truncate a file elsewhere.
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(lock_path(dir))
-        .map_err(unusable)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let read = file.take(32).read_to_string(&mut holder);
-            let holder = holder.trim();
-            let known = read.is_ok() && !holder.is_empty();
-            let holder = if known { holder } else { "?" }.to_owned();
-            return Err(LockError::Held { dir: named(), holder });
-        }
-        Err(TryLockError::Error(e)) => return Err(unusable(e)),
-    }
-    // For the message above only: a full disk is no reason not to start.
-    let _ = file
-        .set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(DirLock { _file: file })
 }
 
 fn read_file(path: &Path, source: &str, shard: u16) -> FoundFile {
@@ -638,19 +566,6 @@ mod tests {
         let missing = tmp.path().join("missing");
         let error = read_all(&missing).unwrap_err().to_string();
         assert!(error.contains("missing cannot be read: No such file"), "{error}");
-    }
-
-    #[test]
-    fn a_second_daemon_is_told_who_holds_the_directory() {
-        let tmp = tempfile::tempdir().unwrap();
-        let held = lock(tmp.path()).unwrap();
-        let error = lock(tmp.path()).unwrap_err().to_string();
-        let pid = std::process::id();
-        assert!(error.contains(&format!("is in use by process {pid}:")), "{error}");
-        drop(held);
-        lock(tmp.path()).unwrap();
-        let error = lock(&tmp.path().join("missing")).unwrap_err();
-        assert!(matches!(error, LockError::Unusable { .. }), "{error}");
     }
 
     #[test]
