@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tidegate::batch::TopicName;
 use tidegate::config::*;
 use tidegate::loopback::{Control, Message, Server, ServerOptions};
-use tidegate::shard::driver::control::{Ended, RunOptions, RunOutcome, run};
+use tidegate::shard::driver::control::{Ended, RunOptions, RunOutcome, plan_shards, run};
 use tidegate::shard::driver::files::{FileFaults, read_all};
 use tidegate::shard::driver::runtime::{IoDriver, Runtimes};
 use tidegate::shard::driver::signals::{Stopper, stop_signals};
@@ -279,6 +279,39 @@ fn partitions_added_while_running_are_mirrored_from_their_first_message() {
     assert_copied(&brokers, "a", 1, 20);
     assert_copied(&brokers, "a", 2, 20);
     assert_eq!(daemon.stop().ended, Ended::Drained);
+}
+
+#[test]
+fn partitions_beyond_the_buffers_are_said_while_running_and_refused_at_the_next_start() {
+    let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
+    brokers.up.create_topic("shop", "a", 1);
+    let planned = || {
+        let mut plan = plan(dir.path(), vec![mirror(&brokers, &["a"])]);
+        plan.daemon.max_buffered_bytes = budget::SHARD_RESERVE + 2 * budget::FEED_SHARE;
+        plan
+    };
+    let found = || read_all(dir.path()).expect("readable");
+    assert_eq!(plan_shards(&planned(), &found()).expect("one partition fits").len(), 1);
+    let daemon = Daemon::start(planned(), 1, IoDriver::Uring);
+    until("the first feed", || daemon.feeds() == 1);
+    assert_eq!(daemon.finding(None), None);
+    brokers.up.add_partitions("shop", "a", 2).expect("added");
+    until("the finding", || daemon.finding(None).is_some());
+    let (status, reason, detail) = daemon.finding(None).expect("a finding");
+    assert_eq!((status, reason), (Status::Running, "buffers_short"));
+    assert!(detail.contains("each of 3 feeds"), "{detail}");
+    for partition in 0..3 {
+        produce(&brokers.up, "a", partition, 0..20);
+        assert_copied(&brokers, "a", partition, 20);
+    }
+    assert_eq!(daemon.stop().ended, Ended::Drained);
+    let refused = plan_shards(&planned(), &found()).expect_err("three do not fit").to_string();
+    assert!(refused.contains("each of 3 feeds"), "{refused}");
+    assert!(refused.contains("max_buffered_bytes = \"8960KiB\""), "{refused}");
+    let enough = budget::SHARD_RESERVE + 3 * budget::FEED_SHARE;
+    let mut plan = planned();
+    plan.daemon.max_buffered_bytes = enough;
+    assert_eq!(plan_shards(&plan, &found()).expect("enough").len(), 1);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn offline(
     holder: Option<u32>,
 ) -> Vec<Finding> {
     let mut findings = plan_notes(plan);
-    if let Err(error) = control::plan_shards(plan) {
+    if let Err(error) = control::plan_shards(plan, files.as_deref().unwrap_or_default()) {
         // Says what to do by itself.
         let note = Finding::note("daemon", error.to_string());
         findings.push(Finding { class: Class::Config, ..note });

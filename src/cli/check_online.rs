@@ -38,7 +38,7 @@ pub fn findings(plan: &Plan, files: &[FoundFile], running: bool) -> Vec<Finding>
     for (source, saved) in plan.sources.iter().zip(&saved) {
         judge::source(source, &survey, saved.as_deref(), running, &mut findings);
     }
-    findings.extend(judge::buffers(plan, &survey));
+    findings.extend(judge::buffers(plan, &survey, files));
     findings.extend(alias::findings(plan, &survey));
     findings
 }

@@ -41,7 +41,7 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
         Ok(bell) => bell,
         Err(error) => return report::fail(false, Exit::Usage, &format!("signals: {error}")),
     };
-    let cpus = match control::plan_shards(&plan) {
+    let cpus = match control::plan_shards(&plan, &found) {
         Ok(cpus) => cpus,
         Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
     };

@@ -1,35 +1,29 @@
-//! How `max_buffered_bytes` is split (G6): pure arithmetic, used when the file is read (with the
-//! least the plan can need) and again at start, when shards and feeds are counted.
+//! How `max_buffered_bytes` is split (G6): the only home of this arithmetic. Pure; used when the
+//! file is read (with the least the plan can need), at start, by the shards, and when a feed is
+//! added while running.
 //!
 //! ```text
 //! max_buffered_bytes / shards = one shard's part
 //! ┌────────────────────┬───────────────┬───────────────┬─────┬───────────────────────────┐
-//! │ SHARD_RESERVE      │ FEED_MINIMUM  │ FEED_MINIMUM  │  …  │ shared by the feeds        │
-//! │ never polled into  │ feed 1 always │ feed 2 always │     │ first come, first served   │
+//! │ SHARD_RESERVE      │ FEED_SHARE    │ FEED_SHARE    │  …  │ pool of the feeds whose    │
+//! │ never polled into  │ feed 1 always │ feed 2 always │     │ destination moves          │
 //! └────────────────────┴───────────────┴───────────────┴─────┴───────────────────────────┘
 //! ```
 
 use super::value::show_size;
 
-/// Kept free on every shard for comparing at resume, renumbering cut records, merging and
-/// repair; polls can never take it. 8 MiB is one batch of the default `max_batch_bytes`: these
-/// steps run one after the other on a shard, so one batch is the most they hold.
+/// Kept free on every shard for comparing at resume, renumbering cut records and repair; polls
+/// can never take it. 8 MiB is one batch of the default `max_batch_bytes`: these steps run one
+/// after the other on a shard, so one batch is the most they hold.
 pub const SHARD_RESERVE: u64 = 8 << 20;
 
 /// What every feed keeps, whatever the others do: an idle or stuck feed can still read one
 /// ordinary message.
-pub const FEED_MINIMUM: u64 = 256 << 10;
+pub const FEED_SHARE: u64 = 256 << 10;
 
-/// One shard's part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// All of it, bytes.
-    pub per_shard: u64,
-    /// What feeds may reserve for polls: without [`SHARD_RESERVE`].
-    pub for_polls: u64,
-    /// Feeds on the fullest shard the share was computed for.
-    pub feeds_per_shard: u32,
-}
+/// Batches that the pool of a shard should hold under `shards = "auto"`: one being sent while the
+/// next is read.
+const POOL_BATCHES: u64 = 2;
 
 /// The split is too small, with the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,23 +38,37 @@ pub struct BudgetShort {
     pub needed: u64,
 }
 
-/// Splits `max_buffered_bytes` over `shards` that share `feeds` evenly. Zero shards count as one.
-pub fn split(max_buffered_bytes: u64, shards: u16, feeds: u32) -> Result<Share, BudgetShort> {
-    let shards = shards.max(1);
-    let feeds_per_shard = feeds.div_ceil(u32::from(shards));
-    let per_shard = max_buffered_bytes / u64::from(shards);
-    let least = SHARD_RESERVE + u64::from(feeds_per_shard) * FEED_MINIMUM;
-    if per_shard < least {
-        let needed = least * u64::from(shards);
-        return Err(BudgetShort { given: max_buffered_bytes, shards, feeds_per_shard, needed });
-    }
-    Ok(Share { per_shard, for_polls: per_shard - SHARD_RESERVE, feeds_per_shard })
+/// What is left of one shard's part for all its feeds together; `None`: not even their shares fit.
+pub fn pool(part: u64, feeds: u64) -> Option<u64> {
+    part.checked_sub(SHARD_RESERVE)?.checked_sub(feeds.saturating_mul(FEED_SHARE))
 }
 
-/// The most shards, up to `at_most`, for which [`split`] succeeds: `shards = "auto"` on a large
-/// machine takes fewer cores rather than refusing the default budget. `None`: not even one.
-pub fn most_shards(max_buffered_bytes: u64, at_most: u16, feeds: u32) -> Option<u16> {
-    (1..=at_most.max(1)).rev().find(|shards| split(max_buffered_bytes, *shards, feeds).is_ok())
+/// Whether every shard has its reserve and every feed its share, with `feeds_per_shard` feeds on
+/// the fullest shard. Zero shards count as one.
+pub fn check(given: u64, shards: u16, feeds_per_shard: u32) -> Result<(), BudgetShort> {
+    let shards = shards.max(1);
+    let part = given / u64::from(shards);
+    if pool(part, u64::from(feeds_per_shard)).is_some() {
+        return Ok(());
+    }
+    let least = SHARD_RESERVE + u64::from(feeds_per_shard) * FEED_SHARE;
+    Err(BudgetShort { given, shards, feeds_per_shard, needed: least * u64::from(shards) })
+}
+
+/// The shards that `"auto"` takes of `allowed` ones: as many as leave each a pool that holds some
+/// batches of the largest size, at least one. `feeds_per_shard`: on the fullest of so many shards.
+pub fn auto_shards(
+    given: u64,
+    allowed: u16,
+    max_batch_bytes: u64,
+    feeds_per_shard: impl Fn(u16) -> u32,
+) -> u16 {
+    let is_roomy = |shards: &u16| {
+        let part = given / u64::from(*shards);
+        let pool = pool(part, u64::from(feeds_per_shard(*shards)));
+        pool.is_some_and(|pool| pool >= max_batch_bytes.saturating_mul(POOL_BATCHES))
+    };
+    (1..=allowed).rev().find(is_roomy).unwrap_or(1)
 }
 
 impl BudgetShort {
@@ -80,7 +88,7 @@ impl BudgetShort {
             "at least {}: on each shard {} in reserve plus {} for each of {}",
             show_size(self.needed),
             show_size(SHARD_RESERVE),
-            show_size(FEED_MINIMUM),
+            show_size(FEED_SHARE),
             count(u64::from(self.feeds_per_shard), "feed"),
         )
     }
@@ -113,35 +121,42 @@ fn count(number: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
+    const MIB: u64 = 1 << 20;
+
     #[test]
-    fn a_share_holds_the_reserve_and_every_minimum() {
-        let share = split(128 << 20, 4, 64).unwrap();
-        assert_eq!(share.per_shard, 32 << 20);
-        assert_eq!(share.for_polls, 24 << 20);
-        assert_eq!(share.feeds_per_shard, 16);
+    fn the_pool_is_what_reserve_and_shares_leave() {
+        assert_eq!(pool(32 * MIB, 16), Some(20 * MIB));
+        assert_eq!(pool(SHARD_RESERVE + FEED_SHARE, 1), Some(0));
+        assert_eq!(pool(SHARD_RESERVE + FEED_SHARE, 2), None);
+        assert_eq!(pool(SHARD_RESERVE - 1, 0), None);
     }
 
     #[test]
     fn needed_is_the_least_that_is_accepted() {
-        for (shards, feeds) in [(1, 1), (2, 3), (7, 64), (64, 5)] {
-            let short = split(1, shards, feeds).unwrap_err();
-            assert!(split(short.needed, shards, feeds).is_ok());
-            assert_eq!(split(short.needed - 1, shards, feeds).unwrap_err().needed, short.needed);
+        for (shards, feeds) in [(1, 1), (2, 2), (7, 10), (64, 1)] {
+            let short = check(1, shards, feeds).unwrap_err();
+            assert_eq!(check(short.needed, shards, feeds), Ok(()));
+            assert_eq!(check(short.needed - 1, shards, feeds).unwrap_err().needed, short.needed);
         }
     }
 
     #[test]
     fn a_short_budget_says_its_figures() {
-        let text = split(16 << 20, 2, 4).unwrap_err().to_string();
+        let text = check(16 << 20, 2, 2).unwrap_err().to_string();
         for figure in ["16MiB", "2 shards", "8388608", "17MiB", "8MiB", "256KiB", "2 feeds"] {
             assert!(text.contains(figure), "{figure} not in {text}");
         }
     }
 
     #[test]
-    fn auto_takes_fewer_shards_before_it_gives_up() {
-        assert_eq!(most_shards(128 << 20, 64, 64), Some(13));
-        assert_eq!(most_shards(128 << 20, 2, 64), Some(2));
-        assert_eq!(most_shards(8 << 20, 64, 1), None);
+    fn auto_leaves_every_shard_a_pool_of_two_batches() {
+        let auto = |given, allowed, batch, feeds| auto_shards(given, allowed, batch, |_| feeds);
+        assert_eq!(auto(128 * MIB, 64, 8 * MIB, 4), 5);
+        assert_eq!(auto(128 * MIB, 2, 8 * MIB, 4), 2, "no more than there are");
+        assert_eq!(auto(128 * MIB, 64, MIB, 4), 11);
+        assert_eq!(auto(128 * MIB, 64, 60 * MIB, 4), 1, "one at least, however small");
+        assert_eq!(auto(8 * MIB, 64, 8 * MIB, 4), 1);
+        let spread = |shards: u16| 160_u32.div_ceil(u32::from(shards));
+        assert_eq!(auto_shards(128 * MIB, 64, 8 * MIB, spread), 3, "feeds take their shares first");
     }
 }

@@ -85,9 +85,9 @@ fn check_budget(root: &reader::Section<'_>, daemon: &DaemonPlan, topics: usize) 
         Shards::Auto => 1,
         Shards::Count(count) => count,
     };
-    let feeds = u32::try_from(topics).unwrap_or(u32::MAX);
+    let feeds = u32::try_from(topics).unwrap_or(u32::MAX).div_ceil(u32::from(shards.max(1)));
     if let (Err(short), Some(section)) =
-        (budget::split(daemon.max_buffered_bytes, shards, feeds), root.table("daemon"))
+        (budget::check(daemon.max_buffered_bytes, shards, feeds), root.table("daemon"))
     {
         section.fail(
             "max_buffered_bytes",

@@ -7,6 +7,8 @@
 //! and a restart with the same plan finds every feed where it was. After a change of plan or of
 //! the shard count a feed may start elsewhere; its greatest saved (epoch, sequence) goes with it.
 
+use std::collections::BTreeMap;
+
 use crate::config::Plan;
 
 /// Number of the first topic of each source, in the order of `plan.sources`.
@@ -26,6 +28,15 @@ pub fn place(topic: usize, partition: u32, shards: u16) -> u16 {
     let slot = (topic as u64 % shards + u64::from(partition) % shards) % shards;
     // Below `shards`, which came from a u16.
     u16::try_from(slot).unwrap_or(0)
+}
+
+/// Feeds on the fullest of `shards`; `feeds`: topic number and partition of each.
+pub fn fullest(feeds: impl IntoIterator<Item = (usize, u32)>, shards: u16) -> u32 {
+    let mut counts: BTreeMap<u16, u32> = BTreeMap::new();
+    for (topic, partition) in feeds {
+        *counts.entry(place(topic, partition, shards)).or_default() += 1;
+    }
+    counts.into_values().max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -76,6 +87,14 @@ mod tests {
             let after: Vec<u16> = (0..=partitions).map(|p| place(topic, p, shards)).collect();
             prop_assert_eq!(&before[..], &after[..before.len()]);
         }
+    }
+
+    #[test]
+    fn the_fullest_shard_is_counted_not_guessed() {
+        assert_eq!(fullest([], 4), 0);
+        let feeds = [(0, 0), (1, 0), (2, 0), (2, 1), (4, 0)];
+        assert_eq!(fullest(feeds, 2), 3, "topics 0, 2 and 4 begin on shard 0");
+        assert_eq!(fullest(feeds, 1), 5);
     }
 
     #[test]

@@ -61,6 +61,10 @@ reasons! {
         "see whether the destination cluster has a leader; retried by itself";
     /// Nothing moved for `degraded_after`.
     STALLED = Degraded "stalled", "see the destination's load and the last error";
+    /// G6: partitions appeared that the buffers were not made for.
+    BUFFERS_SHORT = Running "buffers_short",
+        "raise max_buffered_bytes to the value named, or lower shards, and restart; until then the \
+         feeds of this shard read in small pieces and memory may pass the bound";
     /// S3.
     DISK_FULL = Degraded "disk_full", "free space in state_dir; resumes by itself";
     /// S3.

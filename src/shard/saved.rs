@@ -7,15 +7,15 @@
 //! starts. Entries of topics that are not in the plan stay in the file they were found in.
 //! Pure: the caller reads and writes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::batch::SourceKey;
-use crate::config::{MirrorPlan, OnCorruptState};
+use crate::config::{MirrorPlan, OnCorruptState, Plan};
 use crate::statefile::inspect::{FoundFile, newest_feeds};
 use crate::statefile::{FeedState, SourceState};
 use crate::time::UnixMicros;
 
-use super::placement::place;
+use super::placement::{first_topics, place};
 
 /// How a source starts.
 #[derive(Debug, PartialEq)]
@@ -103,6 +103,27 @@ pub fn source_start(
     SourceStart::Ready(saved)
 }
 
+/// The feeds a plan is known to need before any cluster is asked, as topic number and partition:
+/// those with a saved position, and one of every other topic.
+pub fn known_feeds(plan: &Plan, found: &[FoundFile]) -> BTreeSet<(usize, u32)> {
+    let mut feeds = BTreeSet::new();
+    for (source, first_topic) in plan.sources.iter().zip(first_topics(plan)) {
+        let files = found.iter().filter(|file| file.source == source.key);
+        let saved = newest_feeds(files.filter_map(|file| file.state.as_ref().ok()));
+        for (index, topic) in source.topics.iter().enumerate() {
+            let number = first_topic + index;
+            let is_ours = |entry: &&FeedState| {
+                entry.upstream == topic.upstream && entry.downstream == topic.downstream
+            };
+            feeds.extend(saved.iter().filter(is_ours).map(|entry| (number, entry.partition)));
+            if feeds.range((number, 0)..).next().is_none() {
+                feeds.insert((number, 0));
+            }
+        }
+    }
+    feeds
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +171,32 @@ mod tests {
             SourceStart::Ready(saved) => saved,
             SourceStart::Broken(why) => panic!("broken: {why}"),
         }
+    }
+
+    #[test]
+    fn the_feeds_known_before_a_start_are_the_saved_ones_and_one_per_new_topic() {
+        let mut gone = entry(7, 1);
+        gone.downstream = TopicName::new("elsewhere", "a");
+        let found = [
+            file(0, 4, vec![entry(0, 1), entry(3, 1), gone]),
+            file(1, 4, vec![entry(3, 2), entry(1, 1)]),
+        ];
+        let source =
+            |topics: &[&str]| std::sync::Arc::new(crate::shard::provision::sample_plan(topics));
+        let daemon = crate::config::DaemonPlan {
+            state_dir: "/nowhere".into(),
+            shards: crate::config::Shards::Auto,
+            max_buffered_bytes: 0,
+            drain_timeout: std::time::Duration::ZERO,
+            log_format: None,
+            log_level: String::new(),
+        };
+        let mut other = crate::shard::provision::sample_plan(&["x", "y"]);
+        other.key = "before".into();
+        let sources = vec![std::sync::Arc::new(other), source(&["b", "a"])];
+        let plan = Plan { daemon, admin: None, clusters: Default::default(), sources };
+        let known: Vec<_> = known_feeds(&plan, &found).into_iter().collect();
+        assert_eq!(known, [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (3, 3)]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Status {
 pub struct Condition {
     /// Status.
     pub status: Status,
-    /// Machine-readable reason, for example `diverged`, `waiting_upstream`; empty when running.
+    /// Machine-readable reason, for example `diverged`, `waiting_upstream`; empty when all is well.
     pub reason: &'static str,
     /// What was seen, with figures; empty when there is nothing to say.
     pub detail: String,

@@ -11,8 +11,10 @@ use crate::config::{
 use crate::iggy_wire::{ServerError, TopicInfo};
 use crate::shard::driver::control::plan_shards;
 use crate::shard::event::ConnError;
+use crate::shard::placement::fullest;
 use crate::shard::provision::options::options_for;
 use crate::statefile::FeedState;
+use crate::statefile::inspect::FoundFile;
 
 /// Which clusters can be reached and logged in to.
 pub(super) fn clusters(survey: &Survey) -> Vec<Finding> {
@@ -394,17 +396,17 @@ impl<'a> Judge<'a> {
 }
 
 /// Whether the buffers suffice for the partitions there are (G6).
-pub(super) fn buffers(plan: &Plan, survey: &Survey) -> Option<Finding> {
-    let feeds: u32 = plan
-        .sources
-        .iter()
-        .flat_map(|source| source.topics.iter().map(move |topic| (source, topic)))
-        .filter_map(|(source, topic)| survey.topic(&source.from.key, &topic.upstream))
-        .map(|info| info.partitions_count)
-        .sum();
-    // Too few bytes for any number of feeds is found without the clusters.
-    let shards = u16::try_from(plan_shards(plan).ok()?.len()).ok()?;
-    let short = budget::split(plan.daemon.max_buffered_bytes, shards, feeds).err()?;
+pub(super) fn buffers(plan: &Plan, survey: &Survey, files: &[FoundFile]) -> Option<Finding> {
+    let topics =
+        plan.sources.iter().flat_map(|source| source.topics.iter().map(move |t| (source, t)));
+    let feeds = topics.enumerate().flat_map(|(number, (source, topic))| {
+        let info = survey.topic(&source.from.key, &topic.upstream);
+        (0..info.map_or(0, |info| info.partitions_count)).map(move |p| (number, p))
+    });
+    // What is refused at start is found without the clusters.
+    let shards = u16::try_from(plan_shards(plan, files).ok()?.len()).ok()?;
+    let short =
+        budget::check(plan.daemon.max_buffered_bytes, shards, fullest(feeds, shards)).err()?;
     Some(Finding {
         class: Class::Other,
         subject: "daemon.max_buffered_bytes".to_owned(),

@@ -21,22 +21,23 @@ use super::files::{FileFaults, StateDir, set_aside};
 use super::notify::Notify;
 use super::provisioning;
 use super::resolve::{Resolver, ResolverThread};
+use super::room::Room;
 use super::runtime::{IoDriver, Runtimes};
 use super::shard::{self, ShardStart};
 use super::signals::StopBell;
 use super::wake::{Listener, listen};
 use crate::batch::FeedId;
+use crate::config::budget::{self, BudgetShort};
 use crate::config::{MirrorPlan, Plan, Shards};
 use crate::shard::event::{FeedSpec, FromControl, ToControl};
 use crate::shard::large_slot::LargeSlot;
 use crate::shard::mailbox::{FromShard, Post, Signed, ToShard, mailbox};
 use crate::shard::pin::{PinError, allowed_cpus, choose_cpus};
-use crate::shard::pipeline::budget::{FEED_SHARE, SHARD_RESERVE};
 use crate::shard::pipeline::{Pipeline, PipelineConfig};
-use crate::shard::placement::{first_topics, place};
+use crate::shard::placement::{first_topics, fullest, place};
 use crate::shard::provision::{NewFeed, condition};
 use crate::shard::reason;
-use crate::shard::saved::{SavedSource, SourceStart, source_start};
+use crate::shard::saved::{SavedSource, SourceStart, known_feeds, source_start};
 use crate::shard::snapshot::{FeedSnapshot, ShardSnapshot, SourceFinding};
 use crate::statefile::inspect::FoundFile;
 use crate::time::UnixMicros;
@@ -55,8 +56,6 @@ const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
 const NEWS_GAP: Duration = Duration::from_millis(100);
 /// How long shards have to end after they drained.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Least part of `max_buffered_bytes` a shard can work with.
-pub const LEAST_SHARE: u64 = SHARD_RESERVE + FEED_SHARE;
 
 /// Gets the latest snapshot of every shard that reported, and all findings that stand: twice a
 /// second, and soon after a condition changed.
@@ -83,18 +82,8 @@ pub enum StartError {
     #[error(transparent)]
     Pin(#[from] PinError),
     /// G6.
-    #[error(
-        "max_buffered_bytes = {total} split over {shards} shards leaves {share} bytes each, at \
-         least {LEAST_SHARE} are needed; raise it or run fewer shards"
-    )]
-    Buffers {
-        /// Configured bytes.
-        total: u64,
-        /// Shards.
-        shards: u16,
-        /// What each would get.
-        share: u64,
-    },
+    #[error(transparent)]
+    Buffers(#[from] BudgetShort),
     /// Threads, sockets.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
@@ -128,19 +117,24 @@ pub enum Ended {
     },
 }
 
-/// One CPU per shard of this plan; the affinity mask and the buffer bound decide how many.
-pub fn plan_shards(plan: &Plan) -> Result<Vec<u16>, StartError> {
-    let mut cpus = choose_cpus(plan.daemon.shards, &allowed_cpus()?)?;
+/// One CPU per shard of this plan. The affinity mask and the buffer bound decide how many, the
+/// partitions in the state files `found` whether the bound suffices.
+pub fn plan_shards(plan: &Plan, found: &[FoundFile]) -> Result<Vec<u16>, StartError> {
+    shards_on(choose_cpus(plan.daemon.shards, &allowed_cpus()?)?, plan, found)
+}
+
+fn shards_on(mut cpus: Vec<u16>, plan: &Plan, found: &[FoundFile]) -> Result<Vec<u16>, StartError> {
     let total = plan.daemon.max_buffered_bytes;
+    let feeds = known_feeds(plan, found);
+    let on_fullest = |shards| fullest(feeds.iter().copied(), shards);
     if plan.daemon.shards == Shards::Auto {
-        let fitting = usize::try_from(total / LEAST_SHARE).unwrap_or(usize::MAX);
-        cpus.truncate(fitting.max(1));
+        let allowed = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+        let batch = plan.sources.iter().map(|source| source.max_batch_bytes).max().unwrap_or(0);
+        let shards = budget::auto_shards(total, allowed, u64::from(batch), on_fullest);
+        cpus.truncate(usize::from(shards));
     }
     let shards = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-    let share = total / u64::from(shards.max(1));
-    if share < LEAST_SHARE {
-        return Err(StartError::Buffers { total, shards, share });
-    }
+    budget::check(total, shards, on_fullest(shards))?;
     Ok(cpus)
 }
 
@@ -232,6 +226,7 @@ pub(super) struct Control {
     sources: RefCell<Vec<Rc<provisioning::Source>>>,
     feeds: RefCell<Vec<FeedHome>>,
     large_slot: RefCell<LargeSlot>,
+    room: RefCell<Room>,
     publish: RefCell<Publish>,
     published_at: Cell<Option<Instant>>,
     /// A condition changed since then.
@@ -263,6 +258,7 @@ struct FeedHome {
 impl Control {
     fn new(seed: Seed<'_>, publish: Publish) -> io::Result<Rc<Control>> {
         let shards = seed.start_shards()?;
+        let room = Room::new(seed.plan.daemon.max_buffered_bytes, shards.len());
         Ok(Rc::new(Control {
             clock: Clock::start(),
             drain_timeout: seed.plan.daemon.drain_timeout,
@@ -273,6 +269,7 @@ impl Control {
             sources: RefCell::default(),
             feeds: RefCell::default(),
             large_slot: RefCell::default(),
+            room: RefCell::new(room),
             publish: RefCell::new(publish),
             published_at: Cell::default(),
             has_news: Cell::default(),
@@ -423,6 +420,7 @@ impl Control {
         let Ok(id) = u32::try_from(feeds.len()) else { return };
         let shard = place(source.first_topic + feed.topic, feed.partition, self.shard_count());
         feeds.push(FeedHome { source: source.index, topic: feed.topic, shard });
+        self.room.borrow_mut().add(shard, &source.plan.key, self.clock.now());
         let spec = FeedSpec {
             id: FeedId(id),
             plan: source.plan.clone(),
@@ -560,7 +558,8 @@ impl Control {
         let shards = self.shards.borrow();
         let snapshots = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
         let sources = self.sources.borrow();
-        let findings = sources.iter().flat_map(|source| source.findings()).collect();
+        let findings = sources.iter().flat_map(|source| source.findings());
+        let findings = findings.chain(self.room.borrow().findings()).collect();
         (self.publish.borrow_mut())(snapshots, findings);
     }
 }

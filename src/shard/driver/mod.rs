@@ -24,6 +24,7 @@ mod notify;
 mod provisioning;
 pub mod queue;
 pub mod resolve;
+mod room;
 pub mod runtime;
 pub mod shard;
 pub mod signals;

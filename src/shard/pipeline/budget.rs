@@ -6,10 +6,8 @@
 
 use std::collections::VecDeque;
 
-/// Share every feed keeps whatever the others do, bytes.
-pub const FEED_SHARE: u64 = 256 * 1024;
-/// Kept apart per shard for comparing, renumbering and repair, bytes.
-pub const SHARD_RESERVE: u64 = 8 * 1024 * 1024;
+use crate::config::budget::{self, FEED_SHARE};
+
 /// Largest reservation of the daemon-wide slot, bytes: one message that fills a frame.
 pub const LARGE_SLOT: u64 = 64 * 1024 * 1024 + 64 * 1024;
 
@@ -108,7 +106,7 @@ impl Budget {
     }
 
     fn pool(&self) -> u64 {
-        self.limit.saturating_sub(SHARD_RESERVE + self.feeds * FEED_SHARE)
+        budget::pool(self.limit, self.feeds).unwrap_or(0)
     }
 
     /// Brings the pool's account in line with what the feed holds above its share.
@@ -137,6 +135,7 @@ impl Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::budget::SHARD_RESERVE;
 
     const MIB: u64 = 1024 * 1024;
 
