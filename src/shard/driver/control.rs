@@ -10,7 +10,6 @@
 //! fails takes the daemon down in the same order: a broken invariant is not to be outlived.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use super::resolve::{Resolver, ResolverThread};
 use super::room::Room;
 use super::runtime::{IoDriver, Runtimes};
 use super::shard::{self, ShardStart};
+use super::shard_desk::ShardDesk as Shard;
 use super::signals::StopBell;
 use super::wake::{Listener, listen};
 use crate::batch::FeedId;
@@ -236,15 +236,6 @@ pub(super) struct Control {
     failed: RefCell<Option<(u16, String)>>,
     changed: Notify,
     drain_timeout: Duration,
-}
-
-/// One shard as the control thread sees it.
-struct Shard {
-    post: Post<ToShard>,
-    outbox: VecDeque<ToShard>,
-    snapshot: Option<ShardSnapshot>,
-    drained: bool,
-    ended: bool,
 }
 
 /// Where a feed came from and where it runs; its id is its index.
@@ -561,43 +552,5 @@ impl Control {
         let findings = sources.iter().flat_map(|source| source.findings());
         let findings = findings.chain(self.room.borrow().findings()).collect();
         (self.publish.borrow_mut())(snapshots, findings);
-    }
-}
-
-impl Shard {
-    fn new(post: Post<ToShard>) -> Shard {
-        let outbox = VecDeque::new();
-        Shard { post, outbox, snapshot: None, drained: false, ended: false }
-    }
-
-    /// Keeps it; true if a feed came, went or has another condition than before.
-    fn take_snapshot(&mut self, snapshot: ShardSnapshot) -> bool {
-        let conditions = |snapshot: &ShardSnapshot| {
-            let of = |feed: &FeedSnapshot| (feed.condition.status, feed.condition.reason);
-            snapshot.feeds.iter().map(of).collect::<Vec<_>>()
-        };
-        let before = self.snapshot.as_ref().map(conditions);
-        let changed = before.as_ref() != Some(&conditions(&snapshot));
-        self.snapshot = Some(snapshot);
-        changed
-    }
-
-    fn send(&mut self, letter: ToShard) {
-        if !self.ended {
-            self.outbox.push_back(letter);
-            self.post_letters();
-        }
-    }
-
-    fn post_letters(&mut self) {
-        if self.ended {
-            self.outbox.clear();
-        }
-        while let Some(letter) = self.outbox.pop_front() {
-            if let Err(letter) = self.post.send(letter) {
-                self.outbox.push_front(letter);
-                return;
-            }
-        }
     }
 }

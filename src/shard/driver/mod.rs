@@ -27,6 +27,7 @@ pub mod resolve;
 mod room;
 pub mod runtime;
 pub mod shard;
+mod shard_desk;
 pub mod signals;
 mod socket;
 mod traffic;
