@@ -293,6 +293,17 @@ impl Pipeline {
         out: &mut Vec<Command>,
         act: impl FnOnce(&mut Feed, &mut Ctx<'_>),
     ) {
+        self.act(now, id, out, act);
+        self.ready.push_back(id);
+    }
+
+    fn act(
+        &mut self,
+        now: Now,
+        id: FeedId,
+        out: &mut Vec<Command>,
+        act: impl FnOnce(&mut Feed, &mut Ctx<'_>),
+    ) {
         let Some(feed) = self.feeds.get_mut(&id) else { return };
         let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
         let held = self.budget.held();
@@ -305,38 +316,25 @@ impl Pipeline {
             rng: &mut self.rng,
         };
         act(feed, &mut ctx);
-        self.ready.push_back(id);
-        self.wake_starved(held);
-    }
-
-    /// Bytes were given back since `held`: there may be room for feeds that could not reserve.
-    fn wake_starved(&mut self, held: u64) {
         if self.budget.held() < held {
+            // Room for feeds that could not reserve.
             self.ready.extend(self.starved.drain(..));
         }
     }
 
     fn turn(&mut self, now: Now, id: FeedId, out: &mut Vec<Command>) {
+        let draining = self.draining;
+        self.act(now, id, out, |feed, ctx| {
+            feed.wake_at = None;
+            feed.draining = draining;
+            feed.turn(ctx);
+        });
         let Some(feed) = self.feeds.get_mut(&id) else { return };
-        let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
-        let held = self.budget.held();
-        let mut ctx = Ctx {
-            now,
-            out,
-            conns: &mut self.conns,
-            budget: &mut self.budget,
-            lane: &mut source.lane,
-            rng: &mut self.rng,
-        };
-        feed.wake_at = None;
-        feed.draining = self.draining;
-        feed.turn(&mut ctx);
         if feed.starved && !self.starved.contains(&id) {
             self.starved.push(id);
         }
-        let key = (&feed.spec.plan.key, feed.spec.topic);
         if feed.is_quiet() {
-            self.watches.watch(key.0, key.1, id);
+            self.watches.watch(&feed.spec.plan.key, feed.spec.topic, id);
             feed.sleep();
         }
         if let Some(at) = feed.wake_at.map(|at| at.max(Millis(now.mono.0 + 1)))
@@ -345,7 +343,6 @@ impl Pipeline {
             feed.timer = Some(at);
             self.timers.push(Reverse((at, id)));
         }
-        self.wake_starved(held);
     }
 
     fn save(&mut self, now: Now, out: &mut Vec<Command>) -> Wake {
