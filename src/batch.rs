@@ -48,6 +48,16 @@ pub struct Fingerprint {
     pub hash: u64,
 }
 
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "id {:#x}, origin time {} us, payload {} bytes, headers {} bytes, hash {:016x}",
+            self.id, self.origin_timestamp, self.payload_len, self.headers_len, self.hash
+        )
+    }
+}
+
 /// Upstream offsets that will never be copied: removed by retention before they were read, or
 /// given up by the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

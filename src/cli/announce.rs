@@ -13,14 +13,15 @@ pub struct Announcer {
     feeds: HashMap<FeedId, (Status, &'static str)>,
     findings: Vec<(String, Status, &'static str)>,
     gaps: HashMap<FeedId, u64>,
+    epochs: HashMap<FeedId, u64>,
 }
 
 impl Announcer {
     /// `started_at`: when the daemon started, microseconds since the Unix epoch. What the state
     /// files know from before has been said.
     pub fn new(started_at: u64) -> Announcer {
-        let (feeds, findings, gaps) = Default::default();
-        Announcer { started_at, feeds, findings, gaps }
+        let (feeds, findings, gaps, epochs) = Default::default();
+        Announcer { started_at, feeds, findings, gaps, epochs }
     }
 
     /// Logs what differs from the last call.
@@ -32,6 +33,7 @@ impl Announcer {
                 say(&feed.source, &topic, Some(feed.partition), &feed.condition);
             }
             self.announce_gaps(feed);
+            self.announce_epoch(feed);
         }
         let mut seen = Vec::new();
         for finding in findings {
@@ -44,6 +46,18 @@ impl Announcer {
             seen.push(now);
         }
         self.findings = seen;
+    }
+
+    /// A lost tail, a refill, a new history: messages are sent again, or others follow.
+    fn announce_epoch(&mut self, feed: &FeedSnapshot) {
+        let known = self.epochs.insert(feed.id, feed.epoch);
+        if known.is_some_and(|known| known < feed.epoch) {
+            tracing::warn!(
+                source = %feed.source, topic = %feed.upstream, partition = feed.partition,
+                epoch = feed.epoch, position = feed.position, why = %feed.last_error,
+                "new epoch: the copy goes on from another position"
+            );
+        }
     }
 
     fn announce_gaps(&mut self, feed: &FeedSnapshot) {

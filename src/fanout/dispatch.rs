@@ -18,9 +18,6 @@ pub const NOT_ACCEPTED_PAUSE: Duration = Duration::from_millis(50);
 pub const NOT_ACCEPTED_LONGEST: Duration = Duration::from_secs(1);
 /// Unknown outcomes with an unmoved end after which the record is halved (M15).
 pub const UNKNOWNS_UNTIL_HALVED: u32 = 3;
-/// Largest record a send can carry: the server's 64 MiB frame less header, names and slack.
-pub const RECORD_MOST: usize = 64 * 1024 * 1024 - 4096;
-
 /// What is on its way.
 #[derive(Debug)]
 pub struct InFlight {
@@ -130,13 +127,14 @@ impl Writer {
         self.refusals
     }
 
-    /// The next record to send. `Err` names the upstream offset of a message that fits no frame.
-    pub fn next(&mut self, now: Millis) -> Result<Option<Relay>, u64> {
+    /// The next record to send, of at most `most` bytes. `Err` names the upstream offset of a
+    /// message that fits no frame.
+    pub fn next(&mut self, now: Millis, most: usize) -> Result<Option<Relay>, u64> {
         if self.in_flight.is_some() || now < self.not_before {
             return Ok(None);
         }
         let Some(whole) = self.queue.pop_front() else { return Ok(None) };
-        let record = self.fitting(whole)?;
+        let record = self.fitting(whole, most)?;
         let relay = record.relay();
         self.in_flight = Some(InFlight { record, expected: self.next_offset });
         Ok(Some(relay))
@@ -215,9 +213,9 @@ impl Writer {
     }
 
     /// Cuts a record to what may go out at once; the rest goes back to the front of the queue.
-    fn fitting(&mut self, record: Record) -> Result<Record, u64> {
+    fn fitting(&mut self, record: Record, most_bytes: usize) -> Result<Record, u64> {
         let mut most = self.most_messages.unwrap_or(u32::MAX).min(record.count());
-        while record.truncated(most).len() > RECORD_MOST {
+        while record.truncated(most).len() > most_bytes {
             if most == 1 {
                 let offset = record.first_offset();
                 self.queue.push_front(record);

@@ -904,3 +904,29 @@ fn many_failures_in_a_row_are_degraded_until_the_position_moves() {
     w.until("copied", |w| copied(w, 0, 10));
     w.until("running", |w| w.feed(0).condition.status == Status::Running);
 }
+
+#[test]
+fn a_destination_replaced_while_running_is_lost_and_not_diverged() {
+    let mut w = world(1);
+    w.write(true, 0, 0, 100);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 100));
+    w.down.core.forget_topic("orders", "events");
+    w.create(false, "orders", "events", 1);
+    w.foreign = true;
+    w.write(true, 0, 100, 5);
+    w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
+    assert_eq!(w.feed(0).condition.reason, "destination_lost");
+}
+
+#[test]
+fn a_log_of_one_message_is_caught_up_with() {
+    let mut w = world(1);
+    w.write(true, 0, 0, 1);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 1));
+    w.run(90 * SECOND);
+    let feed = w.feed(0);
+    assert_eq!((feed.condition.status, feed.upstream_end), (Status::Running, 1));
+    assert_eq!(feed.counters.errors, 0, "{}", feed.last_error);
+}

@@ -140,6 +140,9 @@ pub(super) struct Feed {
     pub large: LargeSlot,
     /// Since when the destination ends below what it acked, and at which offset.
     pub short_tail: Option<(Millis, u64)>,
+    /// An ack named another offset than expected: the feed stops unless its destination turns out
+    /// to be another topic.
+    pub divergence: Option<String>,
     /// A comparison failed once; a second look decides.
     pub diverged_once: bool,
     /// Since when the upstream log is shorter than what was copied.
@@ -206,6 +209,7 @@ impl Feed {
             wide_compare: last_len > COMPARE_BYTES,
             large: LargeSlot::None,
             short_tail: None,
+            divergence: None,
             diverged_once: false,
             short_log: None,
             upstream_created_at: spec.upstream_created_at,

@@ -144,6 +144,9 @@ impl Feed {
                 return;
             }
         }
+        if let Some(detail) = self.divergence.take().filter(|_| self.restart == Restart::No) {
+            return self.fail(ctx, reason::DIVERGED, detail);
+        }
         if info.partitions_count <= self.spec.partition && !self.is_balanced() {
             let detail = format!(
                 "destination {name} has {} partitions, partition {} is missing",

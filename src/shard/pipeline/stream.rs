@@ -11,6 +11,8 @@ use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
 use crate::fanout::dispatch::Ack;
 use crate::iggy_wire::Verify;
+use crate::iggy_wire::encode::send_frame_len;
+use crate::iggy_wire::frame::MAX_REQUEST;
 use crate::iggy_wire::record;
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, SendTo, TopicInfo};
 use crate::ingest::Source;
@@ -50,15 +52,10 @@ impl Feed {
         if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
             return;
         }
-        match self.writer.next(ctx.now.mono) {
+        match self.writer.next(ctx.now.mono, self.record_most()) {
             Ok(None) => self.wake_for(self.writer.next_at()),
             Ok(Some(record)) => {
-                let name = self.topic().downstream.clone();
-                let to = if self.is_balanced() {
-                    SendTo::Balanced
-                } else {
-                    SendTo::Partition(self.spec.partition)
-                };
+                let (name, to) = (self.topic().downstream.clone(), self.send_to());
                 let send = Request::Send { stream: name.stream, topic: name.topic, to, record };
                 self.request(ctx, send, Purpose::Send, RESERVE_LEAST);
             }
@@ -67,6 +64,16 @@ impl Feed {
                 self.fail(ctx, reason::BAD_RECORD, detail);
             }
         }
+    }
+
+    fn send_to(&self) -> SendTo {
+        if self.is_balanced() { SendTo::Balanced } else { SendTo::Partition(self.spec.partition) }
+    }
+
+    /// Largest record that fits a frame beside the names of its destination, bytes.
+    fn record_most(&self) -> usize {
+        let name = &self.topic().downstream;
+        MAX_REQUEST - send_frame_len(&name.stream, &name.topic, self.send_to(), 0)
     }
 
     fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
@@ -413,7 +420,9 @@ impl Feed {
                         "it lost messages below our batch"
                     }
                 );
-                self.fail(ctx, reason::DIVERGED, detail);
+                // Another topic under the same name would explain it: asked before it is said.
+                self.divergence = Some(detail);
+                self.restart_resume(ctx);
             }
         }
     }
