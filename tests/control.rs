@@ -417,6 +417,41 @@ fn a_deleted_destination_stops_its_feeds_or_is_filled_again() {
 }
 
 #[test]
+fn a_destination_replaced_while_idle_is_noticed_before_anything_is_sent_to_it() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
+        brokers.up.create_topic("shop", "a", 2);
+        for partition in 0..2 {
+            produce(&brokers.up, "a", partition, 0..30);
+        }
+        let mut mirror = mirror(&brokers, &["a"]);
+        mirror.on_destination_lost = policy;
+        let daemon = Daemon::start(plan(dir.path(), vec![mirror]), 2, IoDriver::Uring);
+        (0..2).for_each(|partition| assert_copied(&brokers, "a", partition, 30));
+        brokers.down.delete_topic("copy", "a").expect("deleted");
+        brokers.down.create_topic("copy", "a", 2);
+        // No message comes: only the look-ups can tell.
+        if policy == OnDestinationLost::Refill {
+            (0..2).for_each(|partition| assert_copied(&brokers, "a", partition, 30));
+            produce(&brokers.up, "a", 0, 30..40);
+            assert_copied(&brokers, "a", 0, 40);
+        } else {
+            until("both feeds stopped", || {
+                let shown = daemon.shown.lock().expect("not poisoned");
+                let feeds = shown.0.iter().flat_map(|shard| &shard.feeds);
+                feeds.filter(|feed| feed.condition.reason == "destination_lost").count() == 2
+            });
+            (0..2).for_each(|partition| produce(&brokers.up, "a", partition, 30..40));
+            std::thread::sleep(Duration::from_millis(700));
+            for partition in 0..2 {
+                assert_eq!(brokers.down.end("copy", "a", partition).expect("there"), 0);
+            }
+        }
+        assert_eq!(daemon.stop().ended, Ended::Drained);
+    }
+}
+
+#[test]
 fn an_unreadable_state_file_stops_its_source_alone() {
     let (brokers, dir) = (brokers(), tempfile::tempdir().expect("a directory"));
     brokers.up.create_topic("shop", "a", 1);

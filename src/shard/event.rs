@@ -216,6 +216,13 @@ pub enum FromControl {
         /// Which feed.
         feed: FeedId,
     },
+    /// The destination topic is another one than before: look at it before the next send.
+    LookAgain {
+        /// Which feed.
+        feed: FeedId,
+        /// Creation time of the one that is there now.
+        created_at: u64,
+    },
     /// The daemon-wide slot for one oversized message is yours (G6).
     LargeSlotGranted {
         /// Which feed asked.

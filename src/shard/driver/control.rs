@@ -435,10 +435,36 @@ impl Control {
 
     /// Has every feed of a topic let go of its destination.
     pub(super) fn release_destination(&self, source: &provisioning::Source, topic: usize) {
+        self.to_feeds(source, topic, |feed| FromControl::ReleaseDestination { feed });
+    }
+
+    /// Has every feed of a topic look at its destination before it sends again.
+    pub(super) fn look_again(&self, source: &provisioning::Source, topic: usize, created_at: u64) {
+        self.to_feeds(source, topic, |feed| FromControl::LookAgain { feed, created_at });
+    }
+
+    /// Index of the topic and partition of the feeds of a source that have copied something.
+    pub(super) fn copied(&self, source: &provisioning::Source) -> Vec<(usize, u32)> {
+        let shards = self.shards.borrow();
+        let feeds = shards.iter().filter_map(|shard| shard.snapshot.as_ref());
+        let feeds = feeds.flat_map(|snapshot| &snapshot.feeds);
+        let copied = |feed: &FeedSnapshot| {
+            let home = self.home(feed.id).filter(|home| home.source == source.index)?;
+            (feed.counters.messages > 0).then_some((home.topic, feed.partition))
+        };
+        feeds.filter_map(copied).collect()
+    }
+
+    fn to_feeds(
+        &self,
+        source: &provisioning::Source,
+        topic: usize,
+        message: impl Fn(FeedId) -> FromControl,
+    ) {
         let homes = self.feeds.borrow().clone();
         for (id, home) in (0..).zip(homes) {
             if home.source == source.index && home.topic == topic {
-                self.send(home.shard, FromControl::ReleaseDestination { feed: FeedId(id) });
+                self.send(home.shard, message(FeedId(id)));
             }
         }
     }

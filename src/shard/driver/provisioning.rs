@@ -136,6 +136,9 @@ pub(super) async fn run(control: Rc<Control>, source: Rc<Source>, saved: SavedSo
                     Side::Downstream => downstream.ask(&request).await,
                 };
                 if let Some(machine) = source.machine.borrow_mut().as_mut() {
+                    if machine.lacks_partitions(&answer) {
+                        machine.copied(control.copied(&source));
+                    }
                     machine.answer(control.clock.now(), answer);
                 }
             }
@@ -162,6 +165,9 @@ fn step(control: &Control, source: &Source, generation: u64) -> Next {
             Output::Add(feed) => control.add_feed(source, *feed, generation),
             Output::Ready { feed, result } => control.destination_ready(feed, result),
             Output::Release { topic } => control.release_destination(source, topic),
+            Output::LookAgain { topic, created_at } => {
+                control.look_again(source, topic, created_at);
+            }
             Output::Notice(notice) => tell(&source.plan.key, notice),
         }
     }

@@ -188,6 +188,11 @@ impl Pipeline {
             FromControl::ReleaseDestination { feed } => {
                 self.with_feed(now, feed, out, |feed, ctx| feed.release_destination(ctx));
             }
+            FromControl::LookAgain { feed, created_at } => {
+                self.with_feed(now, feed, out, |feed, ctx| {
+                    feed.destination_replaced(ctx, created_at)
+                });
+            }
             FromControl::LargeSlotGranted { feed } => {
                 if !self.feeds.contains_key(&feed) {
                     out.push(Command::Control(ToControl::LargeSlotReleased { feed }));

@@ -199,6 +199,14 @@ impl Feed {
         ctx.out.push(Command::Control(ToControl::DestinationReleased { feed }));
     }
 
+    /// The control thread saw another destination topic; a feed that identified it knows it.
+    pub(super) fn destination_replaced(&mut self, ctx: &mut Ctx<'_>, created_at: u64) {
+        let is_busy = matches!(self.stage, Stage::Ensuring | Stage::Closing { .. } | Stage::Ended);
+        if !is_busy && self.downstream_created_at != created_at {
+            self.restart_resume(ctx);
+        }
+    }
+
     fn ensure(&mut self, ctx: &mut Ctx<'_>) {
         let feed = self.spec.id;
         self.round += 1;

@@ -14,6 +14,7 @@
 //! one of them asks ([`Provisioner::ensure`]).
 
 pub mod options;
+mod output;
 #[cfg(test)]
 mod tests;
 mod topic;
@@ -21,6 +22,7 @@ mod topic;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+pub use self::output::{NewFeed, Next, Notice, Output, Side, Trouble};
 #[cfg(test)]
 pub(crate) use self::tests::plan as sample_plan;
 pub use self::topic::condition;
@@ -36,86 +38,6 @@ use crate::config::{
 use crate::iggy_wire::{Reply, Request, ServerError, TopicInfo};
 use crate::statefile::FeedState;
 use crate::time::{Millis, Now};
-
-/// Which cluster of the source a request goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// `from`.
-    Upstream,
-    /// `to`.
-    Downstream,
-}
-
-/// What the provisioner wants next.
-#[derive(Debug)]
-pub enum Next {
-    /// Send this and report with [`Provisioner::answer`].
-    Ask {
-        /// Where to.
-        side: Side,
-        /// What.
-        request: Request,
-    },
-    /// Nothing before this time, unless a feed asks.
-    Sleep(Millis),
-}
-
-/// Why there is no reply.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// No connection: the request was not sent.
-    Unreachable(ConnError),
-    /// Sent, and this came of it.
-    Failed(Failure),
-}
-
-/// A feed to run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NewFeed {
-    /// Index into the plan's topics.
-    pub topic: usize,
-    /// Partition on both sides.
-    pub partition: u32,
-    /// Newest saved entry.
-    pub saved: Option<FeedState>,
-    /// Starts at its first message (M4).
-    pub late: bool,
-    /// Creation time of the upstream topic.
-    pub upstream_created_at: u64,
-    /// Creation time of the destination topic.
-    pub downstream_created_at: u64,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// Run this feed.
-    Add(Box<NewFeed>),
-    /// The answer to [`Provisioner::ensure`].
-    Ready {
-        /// Who asked.
-        feed: FeedId,
-        /// Creation time of the destination topic, or why there is none.
-        result: Result<u64, String>,
-    },
-    /// The destination of this topic will be made again: its feeds must let go of it first and
-    /// report with [`Provisioner::released`].
-    Release {
-        /// Index into the plan's topics.
-        topic: usize,
-    },
-    /// Something to tell once.
-    Notice(Notice),
-}
-
-/// See [`Output::Notice`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// The mirror did what it is there for: created or grew a destination.
-    Done(String),
-    /// The copy is not what the original is, or the original was made up: to be looked at.
-    Unusual(String),
-}
 
 /// Look-ups, creations and feeds of one source.
 pub struct Provisioner {
@@ -200,6 +122,22 @@ impl Provisioner {
         }
     }
 
+    /// This answer shows fewer partitions than there are feeds: tell [`Provisioner::copied`] first.
+    pub fn lacks_partitions(&self, answer: &Result<Reply, Trouble>) -> bool {
+        let Some(topic) = self.asked.and_then(|index| self.topics.get(index)) else { return false };
+        let Ok(Reply::Topic(Some(info))) = answer else { return false };
+        topic.step == Step::FindDownstream && topic.added.range(info.partitions_count..).count() > 0
+    }
+
+    /// Index of the topic and partition of feeds that have copied something.
+    pub fn copied(&mut self, feeds: impl IntoIterator<Item = (usize, u32)>) {
+        for (topic, partition) in feeds {
+            if let Some(topic) = self.topics.get_mut(topic) {
+                topic.copied.insert(partition);
+            }
+        }
+    }
+
     /// A feed has let go of a destination that will be made again.
     pub fn released(&mut self, now: Now, topic: usize, feed: FeedId) {
         let settle = self.plan.to.settle;
@@ -277,7 +215,11 @@ impl Provisioner {
             topic.known_count = topic.known_count.max(Some(count));
             topic.downstream_created_at =
                 topic.downstream_created_at.max(entry.downstream_created_at);
+            topic.seen_created_at = topic.downstream_created_at;
             topic.added.insert(entry.partition);
+            if entry.last.is_some() || entry.counters.messages > 0 {
+                topic.copied.insert(entry.partition);
+            }
             self.outputs.push(Output::Add(Box::new(NewFeed {
                 topic: index,
                 partition: entry.partition,
@@ -422,12 +364,15 @@ impl Provisioner {
             return self.retry(now, index, reason, detail);
         };
         topic.released.clear();
-        if topic.is_replaced(&info) && self.plan.on_destination_lost == OnDestinationLost::Fail {
-            let (now_at, known) = (info.created_at, topic.downstream_created_at);
-            let detail = format!(
-                "destination topic {name} was created at {now_at} us, messages were copied to \
-                 the one created at {known} us"
-            );
+        if topic.is_another(info.created_at) {
+            let created_at = info.created_at;
+            self.outputs.push(Output::LookAgain { topic: index, created_at });
+        }
+        let is_old = changed || now.mono < topic.grow_at;
+        let counts = !is_old && self.plan.partitions == Partitions::Preserve;
+        if self.plan.on_destination_lost == OnDestinationLost::Fail
+            && let Some(detail) = topic.lost(name, &info, counts)
+        {
             return self.retry(now, index, reason::DESTINATION_LOST, detail);
         }
         let wanted = topic.upstream.as_ref().map_or(0, |info| info.partitions_count);
@@ -441,7 +386,7 @@ impl Provisioner {
         if !self.plan.auto_create {
             self.found(now, index, &info, have);
             self.topics[index].say(reason::WAITING_DESTINATION, detail, now);
-        } else if changed || now.mono < topic.grow_at {
+        } else if is_old {
             self.retry(now, index, reason::WAITING_DESTINATION, detail);
         } else {
             topic.go(Step::Grow { add: short }, now);

@@ -41,6 +41,7 @@ struct World {
     added: Vec<NewFeed>,
     ready: Vec<(FeedId, Result<u64, String>)>,
     releases: Vec<usize>,
+    looks: Vec<(usize, u64)>,
     done: Vec<String>,
     unusual: Vec<String>,
     /// Whether the request is applied all the same, and what the asker learns.
@@ -192,6 +193,7 @@ impl World {
             added: Vec::new(),
             ready: Vec::new(),
             releases: Vec::new(),
+            looks: Vec::new(),
             done: Vec::new(),
             unusual: Vec::new(),
             fault: Box::new(|_, _| None),
@@ -211,6 +213,7 @@ impl World {
                 Output::Add(feed) => self.added.push(*feed),
                 Output::Ready { feed, result } => self.ready.push((feed, result)),
                 Output::Release { topic } => self.releases.push(topic),
+                Output::LookAgain { topic, created_at } => self.looks.push((topic, created_at)),
                 Output::Notice(Notice::Done(text)) => self.done.push(text),
                 Output::Notice(Notice::Unusual(text)) => self.unusual.push(text),
             }
@@ -580,6 +583,78 @@ fn a_replaced_destination_is_neither_grown_nor_written_to() {
     let lost = world.finding("a").expect("a finding");
     assert_eq!(lost.reason, "destination_lost");
     assert!(lost.detail.contains("777") && lost.detail.contains("200"), "{}", lost.detail);
+}
+
+#[test]
+fn feeds_are_told_once_of_every_destination_that_replaces_another() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        let mut plan = plan(&["other", "a"]);
+        plan.on_destination_lost = policy;
+        let mut world = World::new(plan, &[]);
+        for topic in ["other", "a"] {
+            world.up.put("s", topic, 2, 100);
+            world.down.put("copy", topic, 2, 200);
+        }
+        world.run(Duration::from_secs(20));
+        assert_eq!((world.added().len(), &world.looks[..]), (4, &[][..]), "{policy:?}");
+        world.down.put("copy", "a", 1, 777);
+        world.run(Duration::from_millis(5_100));
+        assert_eq!(world.looks, [(1, 777)], "{policy:?}: at the next look-up");
+        world.run(Duration::from_secs(100));
+        assert_eq!(world.looks, [(1, 777)], "{policy:?}: once");
+        let grown = world.changes == ["grow copy/a +1"];
+        assert_eq!(grown, policy == OnDestinationLost::Refill, "{:?}", world.changes);
+        world.down.put("copy", "a", 2, 888);
+        world.run(Duration::from_secs(61));
+        assert_eq!(world.looks[1..], [(1, 888)], "{policy:?}");
+        let lost = world.finding("a").is_some_and(|found| found.reason == "destination_lost");
+        assert_eq!(lost, policy == OnDestinationLost::Fail);
+        assert_eq!(world.finding("other"), None);
+    }
+}
+
+#[test]
+fn removed_partitions_with_copied_messages_are_a_lost_destination() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        let mut plan = plan(&["a"]);
+        plan.on_destination_lost = policy;
+        let copied = |partition| {
+            let counters = Counters { messages: 10, ..Counters::default() };
+            FeedState { counters, ..saved("a", partition, 200) }
+        };
+        let mut world = World::new(plan, &[copied(0), copied(1), saved("a", 2, 200)]);
+        world.up.put("s", "a", 4, 100);
+        world.down.put("copy", "a", 1, 200);
+        world.machine.copied([(0, 3)]);
+        world.run(Duration::from_secs(30));
+        if policy == OnDestinationLost::Refill {
+            assert_eq!(world.changes, ["grow copy/a +3"]);
+            assert_eq!(world.finding("a"), None);
+            continue;
+        }
+        assert_eq!(world.changes, [""; 0]);
+        let lost = world.finding("a").expect("a finding");
+        assert_eq!((lost.status, lost.reason), (Status::Error, "destination_lost"));
+        let words = "copy/a has 1 partitions, messages were copied to partitions 1, 3 that";
+        assert!(lost.detail.contains(words), "{}", lost.detail);
+        // Those that are left never had a message.
+        world.down.put("copy", "a", 4, 200);
+        world.run(Duration::from_secs(61));
+        assert_eq!((world.finding("a"), world.added().len()), (None, 4));
+    }
+}
+
+#[test]
+fn removed_partitions_that_never_had_a_message_are_added_again() {
+    let mut world = World::new(plan(&["a"]), &[]);
+    world.up.put("s", "a", 3, 100);
+    world.down.put("copy", "a", 3, 200);
+    world.settle();
+    world.machine.copied([(0, 0)]);
+    world.down.put("copy", "a", 1, 200);
+    world.run(Duration::from_secs(6));
+    assert_eq!(world.changes, ["grow copy/a +2"]);
+    assert_eq!(world.finding("a"), None);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Side;
-use crate::batch::FeedId;
+use crate::batch::{FeedId, TopicName};
 use crate::commit::policy::Backoff;
 use crate::config::TopicPlan;
 use crate::iggy_wire::{ServerError, TopicInfo};
@@ -33,7 +33,11 @@ pub(super) struct Topic {
     pub(super) upstream: Option<TopicInfo>,
     /// Identity the feeds were made for, or saved with; 0 if there are none.
     pub(super) downstream_created_at: u64,
+    /// Identity at the last look-up, whatever came of it; the newest saved one before the first.
+    pub(super) seen_created_at: u64,
     pub(super) added: BTreeSet<u32>,
+    /// Partitions that something was copied to, as far as it was told.
+    pub(super) copied: BTreeSet<u32>,
     /// Partitions from this number on are late (M4): how many there were when the topic was first
     /// started, as far as saved entries tell; `None` until it is.
     pub(super) known_count: Option<u32>,
@@ -126,7 +130,9 @@ impl Topic {
             grow_at: Millis(0),
             upstream: None,
             downstream_created_at: 0,
+            seen_created_at: 0,
             added: BTreeSet::new(),
+            copied: BTreeSet::new(),
             known_count: None,
             missing_at: None,
             changed: false,
@@ -177,8 +183,31 @@ impl Topic {
         self.added.is_empty() || (self.is_released() && now >= self.create_at)
     }
 
-    pub(super) fn is_replaced(&self, info: &TopicInfo) -> bool {
-        self.downstream_created_at != 0 && self.downstream_created_at != info.created_at
+    /// Feeds run, and the destination is not the one of the look-up before: true once per change.
+    pub(super) fn is_another(&mut self, created_at: u64) -> bool {
+        let before = std::mem::replace(&mut self.seen_created_at, created_at);
+        before != 0 && before != created_at && !self.added.is_empty()
+    }
+
+    /// What of the copy is gone, in words. `counts`: the number of partitions can be believed and
+    /// matters.
+    pub(super) fn lost(&self, name: &TopicName, info: &TopicInfo, counts: bool) -> Option<String> {
+        let (now_at, known) = (info.created_at, self.downstream_created_at);
+        if known != 0 && known != now_at {
+            return Some(format!(
+                "destination topic {name} was created at {now_at} us, messages were copied to \
+                 the one created at {known} us"
+            ));
+        }
+        let have = info.partitions_count;
+        let gone: Vec<String> = self.copied.range(have..).map(u32::to_string).collect();
+        (counts && !gone.is_empty()).then(|| {
+            let gone = gone.join(", ");
+            format!(
+                "destination topic {name} has {have} partitions, messages were copied to \
+                 partitions {gone} that are not there any more"
+            )
+        })
     }
 }
 
