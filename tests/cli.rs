@@ -352,3 +352,56 @@ fn reset_refuses_an_unknown_source_with_2() {
     assert_eq!(ran.code, 2);
     assert!(ran.err.contains("expected one of orders"), "{}", ran.err);
 }
+
+#[test]
+fn reset_of_a_partition_leaves_every_other_entry_as_it_was() {
+    let place = Place::new();
+    let audit = FeedState { upstream: TopicName::new("orders", "audit"), ..feed(1, 0, 2, 50) };
+    let untouched = std::fs::read(place.save(&state(2, 4, vec![feed(2, 0, 5, 70)]))).unwrap();
+    place.save(&state(0, 7, vec![feed(0, 0, 5, 100), feed(1, 0, 9, 200)]));
+    // An older entry of the same partition must not come back in its place.
+    place.save(&state(1, 3, vec![feed(1, 0, 1, 90), audit.clone()]));
+    let which = ["--topic", "orders/events", "--partition", "1"];
+    let reset = ["state", "reset", "--source", "orders", "--yes"];
+    let ran = place.run(&[&reset[..], &which, &["--json"]].concat());
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    let report = ran.json();
+    let removed = report["removed"].as_array().unwrap();
+    assert_eq!(removed.len(), 2);
+    assert_eq!((&removed[0]["partition"], &removed[0]["position"]), (&1.into(), &200.into()));
+    assert_eq!(removed[1]["upstream"]["topic"], "events");
+    assert!(removed[1]["file"].as_str().unwrap().ends_with("orders.1.state"));
+
+    assert_eq!(place.names(), ["lock", "orders.0.state", "orders.1.state", "orders.2.state"]);
+    let read = |shard: u16| std::fs::read(place.state().join(file_name("orders", shard))).unwrap();
+    let decoded = |shard| format::decode(&read(shard), "a file").unwrap();
+    assert_eq!((decoded(0).generation, decoded(0).feeds), (8, vec![feed(0, 0, 5, 100)]));
+    assert_eq!((decoded(1).generation, decoded(1).feeds), (4, vec![audit]));
+    assert_eq!(read(2), untouched);
+
+    let ran = place.run(&[&reset[..], &["--topic", "orders/events"]].concat());
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("removed orders/events partition 2, position 70"), "{}", ran.out);
+    assert_eq!((decoded(0).feeds, decoded(1).feeds.len(), decoded(2).feeds), (vec![], 1, vec![]));
+    assert_eq!(place.run(&["state", "show"]).code, 0);
+}
+
+#[test]
+fn reset_of_a_partition_that_is_not_saved_changes_nothing() {
+    let place = Place::new();
+    let kept = std::fs::read(place.save(&state(0, 7, vec![feed(0, 0, 5, 100)]))).unwrap();
+    for which in
+        [&["--topic", "orders/event"][..], &["--topic", "orders/events", "--partition", "1"]]
+    {
+        let ran = place.run(&[&["state", "reset", "--source", "orders", "--yes"], which].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains("saved are: orders/events partition 0"), "{}", ran.err);
+    }
+    let which = ["state", "reset", "--source", "orders", "--topic", "orders/events"];
+    assert_eq!(place.run(&which).code, 2, "nobody was asked");
+    std::fs::write(place.state().join("orders.1.state"), "broken").unwrap();
+    let ran = place.run(&[&which[..], &["--yes"]].concat());
+    assert_eq!(ran.code, 3, "a file that may hold the entry is unreadable");
+    assert!(ran.err.contains("orders.1.state"), "{}", ran.err);
+    assert_eq!(std::fs::read(place.state().join("orders.0.state")).unwrap(), kept);
+}
