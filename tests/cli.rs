@@ -83,12 +83,12 @@ impl Ran {
 }
 
 fn tidegate<'a>(words: impl IntoIterator<Item = &'a str>) -> Ran {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(words)
-        .env_remove("TIDEGATE_TEST_UNSET")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    ran(Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words))
+}
+
+fn ran(command: &mut Command) -> Ran {
+    let command = command.env_remove("TIDEGATE_TEST_UNSET").stdin(Stdio::null());
+    let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let ran = Ran { code: status.code().expect("no signal"), out: text(stdout), err: text(stderr) };
     assert!(!ran.out.contains("hunter2") && !ran.err.contains("hunter2"), "a secret is shown");
@@ -404,4 +404,18 @@ fn reset_of_a_partition_that_is_not_saved_changes_nothing() {
     assert_eq!(ran.code, 3, "a file that may hold the entry is unreadable");
     assert!(ran.err.contains("orders.1.state"), "{}", ran.err);
     assert_eq!(std::fs::read(place.state().join("orders.0.state")).unwrap(), kept);
+}
+
+#[test]
+fn run_refuses_a_driver_that_does_not_exist_with_2() {
+    let place = Place::new();
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    for value in ["epol", ""] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["run", "--config"]).arg(place.config()).env("TIDEGATE_IO_DRIVER", value);
+        let ran = ran(&mut command);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(&format!("TIDEGATE_IO_DRIVER is {value:?}")), "{}", ran.err);
+        assert!(place.names().is_empty(), "nothing was touched");
+    }
 }

@@ -25,6 +25,10 @@ pub struct RunArgs {
 
 /// Mirrors until stopped. Logging is set up, the plan is validated; nothing else has happened.
 pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
+    let runtimes = match Runtimes::from_environment() {
+        Ok(runtimes) => runtimes,
+        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
+    };
     let state_dir = match StateDir::open(&plan.daemon.state_dir) {
         Ok(state_dir) => state_dir,
         Err(error) => return report::fail(false, Exit::State, &error.to_string()),
@@ -62,7 +66,7 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
     );
     let options = RunOptions {
         cpus,
-        runtimes: Runtimes::from_environment(),
+        runtimes,
         faults,
         stop: vec![stop],
         publish: Box::new(move |snapshots, findings| {
