@@ -3,12 +3,14 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tidegate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 use tidegate::cli::statedir::StateDir;
+use tidegate::shard::driver::child::send_signal;
 use tidegate::statefile::inspect::file_name;
 use tidegate::statefile::{Counters, FeedState, LastMessage, SourceState, format};
 
@@ -418,4 +420,45 @@ fn run_refuses_a_driver_that_does_not_exist_with_2() {
         assert!(ran.err.contains(&format!("TIDEGATE_IO_DRIVER is {value:?}")), "{}", ran.err);
         assert!(place.names().is_empty(), "nothing was touched");
     }
+}
+
+#[test]
+fn run_refuses_a_limit_of_open_files_that_is_too_low_with_2() {
+    let place = Place::new();
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 12 && exec \"$0\" run --config \"$1\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_tidegate")]).arg(place.config());
+    let ran = ran(&mut command);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("at most 12 open files") && ran.err.contains("128"), "{}", ran.err);
+    assert!(place.names().is_empty(), "nothing was touched");
+}
+
+/// A daemon whose clusters do not answer, and its log up to "started".
+fn daemon(script: &str, place: &Place) -> (std::process::Child, String, impl BufRead + use<>) {
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_tidegate")]).arg(place.config());
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("\"started\"") {
+        assert!(log.read_line(&mut text).unwrap() > 0, "ended before it started: {text}");
+    }
+    (child, text, log)
+}
+
+#[test]
+fn run_raises_the_soft_limit_of_open_files_to_the_hard_one() {
+    let place = Place::new();
+    let script = "ulimit -Sn 20 && ulimit -Hn 300 && exec \"$0\" run --config \"$1\"";
+    let (mut child, text, mut log) = daemon(script, &place);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    send_signal(child.id(), libc::SIGTERM).unwrap();
+    log.read_to_string(&mut String::new()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(line.split_whitespace().nth(3), Some("300"), "{line}");
+    assert!(text.contains("\"open_files\":300"), "{text}");
 }
