@@ -462,3 +462,15 @@ fn run_raises_the_soft_limit_of_open_files_to_the_hard_one() {
     assert_eq!(line.split_whitespace().nth(3), Some("300"), "{line}");
     assert!(text.contains("\"open_files\":300"), "{text}");
 }
+
+#[test]
+fn a_hangup_does_not_end_the_daemon() {
+    let place = Place::new();
+    let (mut child, _, mut log) = daemon("exec \"$0\" run --config \"$1\"", &place);
+    // Of two pending signals the kernel delivers the lower number first: SIGHUP.
+    send_signal(child.id(), libc::SIGHUP).unwrap();
+    send_signal(child.id(), libc::SIGTERM).unwrap();
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+}
