@@ -3,12 +3,14 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tidegate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 use tidegate::cli::statedir::StateDir;
+use tidegate::shard::driver::child::send_signal;
 use tidegate::statefile::inspect::file_name;
 use tidegate::statefile::{Counters, FeedState, LastMessage, SourceState, format};
 
@@ -83,12 +85,12 @@ impl Ran {
 }
 
 fn tidegate<'a>(words: impl IntoIterator<Item = &'a str>) -> Ran {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(words)
-        .env_remove("TIDEGATE_TEST_UNSET")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    ran(Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words))
+}
+
+fn ran(command: &mut Command) -> Ran {
+    let command = command.env_remove("TIDEGATE_TEST_UNSET").stdin(Stdio::null());
+    let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let ran = Ran { code: status.code().expect("no signal"), out: text(stdout), err: text(stderr) };
     assert!(!ran.out.contains("hunter2") && !ran.err.contains("hunter2"), "a secret is shown");
@@ -351,4 +353,124 @@ fn reset_refuses_an_unknown_source_with_2() {
     let ran = place.run(&["state", "reset", "--source", "../orders", "--yes"]);
     assert_eq!(ran.code, 2);
     assert!(ran.err.contains("expected one of orders"), "{}", ran.err);
+}
+
+#[test]
+fn reset_of_a_partition_leaves_every_other_entry_as_it_was() {
+    let place = Place::new();
+    let audit = FeedState { upstream: TopicName::new("orders", "audit"), ..feed(1, 0, 2, 50) };
+    let untouched = std::fs::read(place.save(&state(2, 4, vec![feed(2, 0, 5, 70)]))).unwrap();
+    place.save(&state(0, 7, vec![feed(0, 0, 5, 100), feed(1, 0, 9, 200)]));
+    // An older entry of the same partition must not come back in its place.
+    place.save(&state(1, 3, vec![feed(1, 0, 1, 90), audit.clone()]));
+    let which = ["--topic", "orders/events", "--partition", "1"];
+    let reset = ["state", "reset", "--source", "orders", "--yes"];
+    let ran = place.run(&[&reset[..], &which, &["--json"]].concat());
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    let report = ran.json();
+    let removed = report["removed"].as_array().unwrap();
+    assert_eq!(removed.len(), 2);
+    assert_eq!((&removed[0]["partition"], &removed[0]["position"]), (&1.into(), &200.into()));
+    assert_eq!(removed[1]["upstream"]["topic"], "events");
+    assert!(removed[1]["file"].as_str().unwrap().ends_with("orders.1.state"));
+
+    assert_eq!(place.names(), ["lock", "orders.0.state", "orders.1.state", "orders.2.state"]);
+    let read = |shard: u16| std::fs::read(place.state().join(file_name("orders", shard))).unwrap();
+    let decoded = |shard| format::decode(&read(shard), "a file").unwrap();
+    assert_eq!((decoded(0).generation, decoded(0).feeds), (8, vec![feed(0, 0, 5, 100)]));
+    assert_eq!((decoded(1).generation, decoded(1).feeds), (4, vec![audit]));
+    assert_eq!(read(2), untouched);
+
+    let ran = place.run(&[&reset[..], &["--topic", "orders/events"]].concat());
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("removed orders/events partition 2, position 70"), "{}", ran.out);
+    assert_eq!((decoded(0).feeds, decoded(1).feeds.len(), decoded(2).feeds), (vec![], 1, vec![]));
+    assert_eq!(place.run(&["state", "show"]).code, 0);
+}
+
+#[test]
+fn reset_of_a_partition_that_is_not_saved_changes_nothing() {
+    let place = Place::new();
+    let kept = std::fs::read(place.save(&state(0, 7, vec![feed(0, 0, 5, 100)]))).unwrap();
+    for which in
+        [&["--topic", "orders/event"][..], &["--topic", "orders/events", "--partition", "1"]]
+    {
+        let ran = place.run(&[&["state", "reset", "--source", "orders", "--yes"], which].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains("saved are: orders/events partition 0"), "{}", ran.err);
+    }
+    let which = ["state", "reset", "--source", "orders", "--topic", "orders/events"];
+    assert_eq!(place.run(&which).code, 2, "nobody was asked");
+    std::fs::write(place.state().join("orders.1.state"), "broken").unwrap();
+    let ran = place.run(&[&which[..], &["--yes"]].concat());
+    assert_eq!(ran.code, 3, "a file that may hold the entry is unreadable");
+    assert!(ran.err.contains("orders.1.state"), "{}", ran.err);
+    assert_eq!(std::fs::read(place.state().join("orders.0.state")).unwrap(), kept);
+}
+
+#[test]
+fn run_refuses_a_driver_that_does_not_exist_with_2() {
+    let place = Place::new();
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    for value in ["epol", ""] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["run", "--config"]).arg(place.config()).env("TIDEGATE_IO_DRIVER", value);
+        let ran = ran(&mut command);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(&format!("TIDEGATE_IO_DRIVER is {value:?}")), "{}", ran.err);
+        assert!(place.names().is_empty(), "nothing was touched");
+    }
+}
+
+#[test]
+fn run_refuses_a_limit_of_open_files_that_is_too_low_with_2() {
+    let place = Place::new();
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 12 && exec \"$0\" run --config \"$1\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_tidegate")]).arg(place.config());
+    let ran = ran(&mut command);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("at most 12 open files") && ran.err.contains("128"), "{}", ran.err);
+    assert!(place.names().is_empty(), "nothing was touched");
+}
+
+/// A daemon whose clusters do not answer, and its log up to "started".
+fn daemon(script: &str, place: &Place) -> (std::process::Child, String, impl BufRead + use<>) {
+    place.edit("${env:TIDEGATE_TEST_UNSET}", "p");
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_tidegate")]).arg(place.config());
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("\"started\"") {
+        assert!(log.read_line(&mut text).unwrap() > 0, "ended before it started: {text}");
+    }
+    (child, text, log)
+}
+
+#[test]
+fn run_raises_the_soft_limit_of_open_files_to_the_hard_one() {
+    let place = Place::new();
+    let script = "ulimit -Sn 20 && ulimit -Hn 300 && exec \"$0\" run --config \"$1\"";
+    let (mut child, text, mut log) = daemon(script, &place);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    send_signal(child.id(), libc::SIGTERM).unwrap();
+    log.read_to_string(&mut String::new()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(line.split_whitespace().nth(3), Some("300"), "{line}");
+    assert!(text.contains("\"open_files\":300"), "{text}");
+}
+
+#[test]
+fn a_hangup_does_not_end_the_daemon() {
+    let place = Place::new();
+    let (mut child, _, mut log) = daemon("exec \"$0\" run --config \"$1\"", &place);
+    // Of two pending signals the kernel delivers the lower number first: SIGHUP.
+    send_signal(child.id(), libc::SIGHUP).unwrap();
+    send_signal(child.id(), libc::SIGTERM).unwrap();
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
 }

@@ -144,6 +144,7 @@ mod tests {
             "state show --config f",
             "state show --config f --json orders",
             "state reset --config f --source orders --yes --json",
+            "state reset --config f --source orders --topic s/t --partition 0",
         ] {
             let words = ["tidegate"].into_iter().chain(line.split(' '));
             Arguments::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -159,6 +160,7 @@ mod tests {
             "run",
             "run --config f --log-level inof",
             "state reset --config f",
+            "state reset --config f --source orders --partition 0",
             "state",
         ] {
             let words = ["tidegate"].into_iter().chain(line.split(' '));

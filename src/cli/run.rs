@@ -13,7 +13,7 @@ use crate::config::Plan;
 use crate::shard::driver::control::{self, Ended, RunOptions, RunOutcome};
 use crate::shard::driver::files::FileFaults;
 use crate::shard::driver::runtime::Runtimes;
-use crate::shard::driver::signals;
+use crate::shard::driver::{limits, signals};
 
 /// Arguments of `tidegate run`.
 #[derive(Debug, Args)]
@@ -25,6 +25,15 @@ pub struct RunArgs {
 
 /// Mirrors until stopped. Logging is set up, the plan is validated; nothing else has happened.
 pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
+    // Before anything opens files and sockets of its own.
+    let open_files = match limits::raise_open_files() {
+        Ok(allowed) => allowed,
+        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
+    };
+    let runtimes = match Runtimes::from_environment() {
+        Ok(runtimes) => runtimes,
+        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
+    };
     let state_dir = match StateDir::open(&plan.daemon.state_dir) {
         Ok(state_dir) => state_dir,
         Err(error) => return report::fail(false, Exit::State, &error.to_string()),
@@ -58,11 +67,12 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
         shards,
         sources = plan.sources.len(),
         state_dir = %plan.daemon.state_dir.display(),
+        open_files,
         "started"
     );
     let options = RunOptions {
         cpus,
-        runtimes: Runtimes::from_environment(),
+        runtimes,
         faults,
         stop: vec![stop],
         publish: Box::new(move |snapshots, findings| {

@@ -1,8 +1,11 @@
 //! `tidegate state show | reset`: saved positions, for people and for programs.
 //!
 //! `show` needs no lock and disturbs no daemon. `reset` holds the lock, asks, and sets files
-//! aside under another name instead of deleting them. Neither reads passwords or tokens.
+//! aside under another name instead of deleting them; for one topic or partition it rewrites them
+//! ([`forget`]). Neither reads passwords or tokens.
 #![allow(clippy::disallowed_methods)] // an operator's command, no shard runs
+
+mod forget;
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -11,19 +14,24 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use self::forget::{Removed, Selection};
 use super::Exit;
 use super::report::{self, table, utc};
 use super::statedir::{self, StateDir};
+use crate::batch::TopicName;
 use crate::config::{self, Plan};
 use crate::shard::driver::files;
-use crate::statefile::inspect::{FeedReport, FoundFile, SourceReport, report as merge};
+use crate::statefile::inspect::{
+    FeedReport, FoundFile, SourceReport, TopicReport, report as merge,
+};
 
 /// `tidegate state …`
 #[derive(Debug, Subcommand)]
 pub enum StateCommand {
     /// Show the saved position of every partition
     Show(ShowArgs),
-    /// Forget a source's positions: its files are set aside, the next start begins anew
+    /// Forget the positions of a source (its files are set aside), of a topic or of a partition:
+    /// the next start begins these anew
     Reset(ResetArgs),
 }
 
@@ -49,6 +57,12 @@ pub struct ResetArgs {
     /// The source
     #[arg(long, value_name = "NAME")]
     pub source: String,
+    /// Only this upstream topic; the others keep their positions
+    #[arg(long, value_name = "STREAM/TOPIC")]
+    pub topic: Option<String>,
+    /// Only this partition of the topic
+    #[arg(long, value_name = "N", requires = "topic")]
+    pub partition: Option<u32>,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
@@ -219,9 +233,15 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
     let mut files = dir.files()?;
     check_source(&plan, &files, &args.source)?;
     files.retain(|file| *file.source == *args.source);
+    if let Some(topic) = &args.topic {
+        let selection = Selection { topic, partition: args.partition };
+        return reset_some(args, &dir, &files, selection);
+    }
     if !files.is_empty() && !args.yes {
         let stdin = io::stdin();
-        confirm(&args.source, &files, stdin.is_terminal(), &mut stdin.lock())?;
+        let names: Vec<&str> = files.iter().map(|file| &*file.file).collect();
+        let what = format!("{:?}, {} file(s)", args.source, files.len());
+        confirm(&what, &names, stdin.is_terminal(), &mut stdin.lock())?;
     }
     let moved = set_aside(&files).map_err(|(path, error)| {
         let message = format!("setting {path} aside failed: {error}; nothing after it was touched");
@@ -245,9 +265,80 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
     Ok(Exit::Ok)
 }
 
-fn confirm(
-    source: &str,
+/// Forgets a part of a source.
+fn reset_some(
+    args: &ResetArgs,
+    dir: &StateDir,
     files: &[FoundFile],
+    selection: Selection<'_>,
+) -> Result<Exit, Stop> {
+    let state_stop = |message| Stop::Other(Exit::State, message);
+    let rewrite = forget::plan(files, selection, now_us()).map_err(state_stop)?;
+    if rewrite.removed.is_empty() {
+        return Err(Stop::Other(Exit::Usage, nothing_matches(args, files, selection)));
+    }
+    let lines: Vec<String> = rewrite.removed.iter().map(removed_text).collect();
+    if !args.yes {
+        let stdin = io::stdin();
+        let names: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let what = format!("{} of {:?}", selection.text(), args.source);
+        confirm(&what, &names, stdin.is_terminal(), &mut stdin.lock())?;
+    }
+    forget::write(dir.path(), &rewrite.states).map_err(state_stop)?;
+    if args.json {
+        let removed: Vec<_> = rewrite.removed.iter().map(removed_json).collect();
+        report::out(&json!({"source": args.source, "removed": removed}).to_string());
+        return Ok(Exit::Ok);
+    }
+    for line in &lines {
+        report::out(&format!("removed {line}"));
+    }
+    report::out(&format!(
+        "{}: {} starts as new; everything else keeps its position",
+        args.source,
+        selection.text()
+    ));
+    Ok(Exit::Ok)
+}
+
+fn nothing_matches(args: &ResetArgs, files: &[FoundFile], selection: Selection<'_>) -> String {
+    let merged = merge(files);
+    let feeds = merged.sources.iter().flat_map(|source| &source.feeds);
+    let mut known: Vec<String> = feeds
+        .map(|feed| {
+            let TopicReport { stream, topic } = &feed.upstream;
+            format!("{stream}/{topic} partition {}", feed.partition)
+        })
+        .collect();
+    known.dedup();
+    let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+    format!(
+        "no position of {} is saved for source {:?}; saved are: {known}; nothing was changed",
+        selection.text(),
+        args.source
+    )
+}
+
+fn removed_text(removed: &Removed) -> String {
+    let Removed { file, upstream, partition, position, .. } = removed;
+    format!("{upstream} partition {partition}, position {position}, from {file}")
+}
+
+fn removed_json(removed: &Removed) -> serde_json::Value {
+    let topic = |name: &TopicName| json!({"stream": *name.stream, "topic": *name.topic});
+    json!({
+        "file": removed.file,
+        "upstream": topic(&removed.upstream),
+        "downstream": topic(&removed.downstream),
+        "partition": removed.partition,
+        "position": removed.position,
+    })
+}
+
+/// Asks whether `what` is to be forgotten, of which `lines` tell more.
+fn confirm(
+    what: &str,
+    lines: &[&str],
     terminal: bool,
     input: &mut dyn BufRead,
 ) -> Result<(), Stop> {
@@ -258,11 +349,10 @@ fn confirm(
              positions without a question",
         );
     }
-    for file in files {
-        report::complain(&format!("  {}", file.file));
+    for line in lines {
+        report::complain(&format!("  {line}"));
     }
-    let count = files.len();
-    report::complain(&format!("Forget the positions of {source:?}, {count} file(s)? [y/N]"));
+    report::complain(&format!("Forget the positions of {what}? [y/N]"));
     let mut answer = String::new();
     let read = input.read_line(&mut answer);
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -273,15 +363,19 @@ fn confirm(
 
 /// Gives the files a name that no start reads.
 fn set_aside(files: &[FoundFile]) -> Result<Vec<(String, String)>, (String, io::Error)> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // Microseconds: a second reset within a second finds a name that is free.
-    let stamp = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    let stamp = now_us();
     let aside = |file: &FoundFile| {
         let to = files::set_aside(Path::new(&file.file), stamp);
         to.map(|to| (file.file.clone(), to.display().to_string()))
             .map_err(|error| (file.file.clone(), error))
     };
     files.iter().map(aside).collect()
+}
+
+fn now_us() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -81,19 +81,22 @@ reasons! {
     /// M6: never papered over.
     DIVERGED = Error "diverged",
         "somebody else writes to the destination partition, or it lost messages in the middle; \
-         find out who, then reset this feed's state or restore the destination";
+         find out who, then restore the destination, or stop the daemon and run `tidegate state \
+         reset --source … --topic … --partition …`";
     /// M6, policy `fail`.
     DESTINATION_LOST = Error "destination_lost",
         "the destination topic was deleted or replaced; restore it, or set \
-         on_destination_lost = \"refill\" and restart to copy everything again";
+         on_destination_lost = \"refill\" and restart to copy everything again, or run `tidegate \
+         state reset --source … --topic … --partition …` to begin anew";
     /// M6, policy `fail`.
     NONEMPTY_DESTINATION = Error "nonempty_destination",
         "the destination has messages and there is no saved position; set \
          on_nonempty_destination = \"append\" or empty it";
     /// M15, policy `fail`.
     BAD_RECORD = Error "bad_record",
-        "the message at this offset cannot be copied; remove it upstream or reset this feed \
-         behind it";
+        "the message at this offset cannot be copied; remove it upstream, or stop the daemon, run \
+         `tidegate state reset --source … --topic … --partition …` and begin behind it with \
+         initial_offset";
     /// M8, policy `fail`.
     MISSING_UPSTREAM = Error "missing_upstream",
         "create the upstream topic, or set on_missing_upstream = \"wait\", and restart";

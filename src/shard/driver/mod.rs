@@ -17,6 +17,7 @@ pub mod control;
 pub mod files;
 mod frames;
 mod intake;
+pub mod limits;
 pub mod link;
 mod log_limit;
 mod login;

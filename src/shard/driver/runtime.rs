@@ -4,7 +4,7 @@
 //! kernel must not keep the daemon from running (O4): the cause is told in one line, for the
 //! whole process, and everything goes on over epoll. Nothing here panics.
 //!
-//! `TIDEGATE_IO_DRIVER=epoll` forces the fallback.
+//! `TIDEGATE_IO_DRIVER=epoll` forces the fallback; a value that names no driver is refused.
 
 use std::io;
 use std::sync::Arc;
@@ -39,6 +39,15 @@ impl IoDriver {
     }
 }
 
+/// [`DRIVER_VARIABLE`] names no driver.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "environment variable {DRIVER_VARIABLE} is {seen:?}; expected epoll or io_uring, or unset it"
+)]
+pub struct UnknownDriver {
+    seen: String,
+}
+
 /// Builds runtimes for the threads of one process and tells a fallback once.
 #[derive(Clone, Debug)]
 pub struct Runtimes {
@@ -48,15 +57,20 @@ pub struct Runtimes {
 
 impl Runtimes {
     /// io_uring, unless the environment says otherwise.
-    pub fn from_environment() -> Runtimes {
-        match std::env::var(DRIVER_VARIABLE) {
-            Ok(value) if value.eq_ignore_ascii_case("epoll") => {
-                let runtimes = Runtimes::new(IoDriver::Epoll);
-                runtimes.tell(&format!("{DRIVER_VARIABLE}=epoll"));
-                runtimes
-            }
-            _ => Runtimes::new(IoDriver::Uring),
+    pub fn from_environment() -> Result<Runtimes, UnknownDriver> {
+        let Some(value) = std::env::var_os(DRIVER_VARIABLE) else {
+            return Ok(Runtimes::new(IoDriver::Uring));
+        };
+        let seen = value.to_string_lossy().into_owned();
+        if seen.eq_ignore_ascii_case(IoDriver::Uring.as_str()) {
+            return Ok(Runtimes::new(IoDriver::Uring));
         }
+        if !seen.eq_ignore_ascii_case(IoDriver::Epoll.as_str()) {
+            return Err(UnknownDriver { seen });
+        }
+        let runtimes = Runtimes::new(IoDriver::Epoll);
+        runtimes.tell(&format!("{DRIVER_VARIABLE}=epoll"));
+        Ok(runtimes)
     }
 
     /// Prefers `wanted`.

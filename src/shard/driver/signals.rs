@@ -1,11 +1,11 @@
-//! What tells the daemon to stop.
+//! What tells the daemon to stop, and what does not.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 /// Exit status at a second signal (O1).
@@ -15,7 +15,8 @@ pub const SECOND_SIGNAL: i32 = 143;
 pub type StopBell = UnixStream;
 
 /// The bell of SIGTERM and SIGINT. The first of either asks for an orderly stop; a second one
-/// ends the process inside the signal handler, whatever its threads are doing (O2).
+/// ends the process inside the signal handler, whatever its threads are doing (O2). SIGHUP, which
+/// would end the process by default, has no effect from here on: nothing is read again.
 pub fn stop_signals() -> io::Result<StopBell> {
     let (rope, heard) = UnixStream::pair()?;
     let asked = Arc::new(AtomicBool::new(false));
@@ -25,6 +26,8 @@ pub fn stop_signals() -> io::Result<StopBell> {
         flag::register(signal, asked.clone())?;
         low_level::pipe::register(signal, rope.try_clone()?)?;
     }
+    // A flag that nobody reads: a handler of any kind replaces the default.
+    flag::register(SIGHUP, Arc::default())?;
     Ok(heard)
 }
 
