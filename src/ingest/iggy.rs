@@ -301,7 +301,8 @@ impl Reader {
         let seen = seen.map(|message| fingerprint(&message));
         if seen != Some(expected) {
             return Err(Outcome::OtherHistory(format!(
-                "offset {asked} holds another message than the one read there: expected {expected}, \
+                "offset {asked} holds another message than the one read there: expected \
+                 {expected}, \
                  found {}",
                 seen.map_or_else(|| "none".to_owned(), |seen| seen.to_string())
             )));
