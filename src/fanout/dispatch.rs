@@ -122,11 +122,6 @@ impl Writer {
         (self.in_flight.is_none() && !self.queue.is_empty()).then_some(self.not_before)
     }
 
-    /// Refusals with 58 in a row.
-    pub fn refusals(&self) -> u32 {
-        self.refusals
-    }
-
     /// The next record to send, of at most `most` bytes. `Err` names the upstream offset of a
     /// message that fits no frame.
     pub fn next(&mut self, now: Millis, most: usize) -> Result<Option<Relay>, u64> {

@@ -13,7 +13,7 @@ use super::history::{
 };
 use super::{Mode, Source};
 use crate::batch::Fingerprint;
-use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify, record};
+use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify};
 use crate::time::Millis;
 
 /// Longest pause between two polls of an idle partition.
@@ -234,7 +234,7 @@ impl Reader {
             return Outcome::Wrong("a reply to another kind of poll".into());
         };
         self.replied_at = now;
-        let records = match record::scan(&polled.records, self.verify) {
+        let records = match polled.scan(self.verify) {
             Ok(records) => records,
             Err(error) => return Outcome::Bad(error),
         };
