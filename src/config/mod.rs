@@ -1,6 +1,6 @@
 //! Configuration: TOML text → tables with positions → validated [`Plan`].
 //!
-//! [`parse`] is pure; [`load`] is the only part that opens files. Every finding carries file,
+//! [`parse`] is pure; [`load()`] is the only part that opens files. Every finding carries file,
 //! line, column, key, what was seen, what was expected and what to do (O1), and all findings of
 //! a file are collected before any is reported. Unknown keys are refused. `${env:X}` and
 //! `${file:/path}` stand for values kept elsewhere; an expanded value never appears in a finding,
