@@ -12,7 +12,7 @@ use super::resume::LOOK_AGAIN;
 use crate::batch::{Fingerprint, target};
 use crate::fanout::dispatch::{Suspicion, UNKNOWNS_UNTIL_HALVED};
 use crate::iggy_wire::{PollFrom, Polled, Record};
-use crate::ingest::history::{end_of_empty_reply, fingerprint, fingerprint_of_last};
+use crate::ingest::history::{end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last};
 use crate::shard::reason;
 use crate::statefile::LastMessage;
 
@@ -119,7 +119,7 @@ impl Feed {
             equal = Some(message.offset);
         }
         let log_end = match records.last() {
-            Some(last) => polled.current_offset.saturating_add(1).max(last.next_offset()),
+            Some(last) => end_of_reply(polled, last),
             None => end_of_empty_reply(polled),
         };
         if log_end < compare.position {

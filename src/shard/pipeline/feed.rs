@@ -321,11 +321,6 @@ impl Feed {
         }
     }
 
-    /// The entry as it goes to disk.
-    pub fn saved_entry(&self) -> FeedState {
-        self.entry.clone()
-    }
-
     /// The connection a purpose uses.
     pub fn conn_for(&self, purpose: Purpose) -> ConnId {
         match purpose {

@@ -364,7 +364,7 @@ impl Pipeline {
                     shard: self.shard,
                     generation,
                     saved_at: now.wall.0,
-                    feeds: started().map(Feed::saved_entry).chain(carried).collect(),
+                    feeds: started().map(|f| f.entry.clone()).chain(carried).collect(),
                 };
                 let image = format::encode(&state);
                 out.push(Command::Persist { source: key.clone(), generation, image });

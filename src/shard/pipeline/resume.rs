@@ -16,7 +16,7 @@ use super::compare::COMPARE_BYTES;
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, LargeSlot, Restart, Stage};
 use crate::batch::{Fingerprint, TopicName};
-use crate::config::{OnDestinationLost, OnHistoryChanged};
+use crate::config::{OnDestinationLost, OnHistoryChanged, TopicPlan};
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
 use crate::shard::event::{Command, Failure, ToControl};
@@ -49,9 +49,8 @@ impl Feed {
         }
         self.say(reason::RESUMING, "", ctx.now);
         self.stage = Stage::Identifying { upstream: false, downstream: false };
-        let (up, down) = (self.topic().upstream.clone(), self.topic().downstream.clone());
-        let up = Request::Topic { stream: up.stream, topic: up.topic };
-        let down = Request::Topic { stream: down.stream, topic: down.topic };
+        let TopicPlan { upstream, downstream } = self.topic();
+        let (up, down) = (look_up(upstream), look_up(downstream));
         self.request(ctx, up, Purpose::UpstreamTopic, TOPIC_REPLY);
         self.request(ctx, down, Purpose::DownstreamTopic, TOPIC_REPLY);
     }
@@ -369,4 +368,9 @@ impl Feed {
             self.stage = Stage::Streaming;
         }
     }
+}
+
+/// The request for a topic's identity and partitions.
+pub(super) fn look_up(topic: &TopicName) -> Request {
+    Request::Topic { stream: topic.stream.clone(), topic: topic.topic.clone() }
 }

@@ -6,7 +6,7 @@ use super::budget::LARGE_SLOT;
 use super::compare::last_message;
 use super::conns::Purpose;
 use super::feed::{Bad, Ctx, Feed, LargeSlot};
-use super::resume::TOPIC_REPLY;
+use super::resume::{TOPIC_REPLY, look_up};
 use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
 use crate::fanout::dispatch::Ack;
@@ -137,8 +137,7 @@ impl Feed {
             return;
         }
         self.identity_asked = true;
-        let name = self.topic().upstream.clone();
-        let topic = Request::Topic { stream: name.stream, topic: name.topic };
+        let topic = look_up(&self.topic().upstream);
         self.request(ctx, topic, Purpose::Identity, TOPIC_REPLY);
     }
 

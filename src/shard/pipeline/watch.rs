@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use super::Pipeline;
 use super::conns::{Purpose, Waiter};
-use super::resume::TOPIC_REPLY;
+use super::resume::{TOPIC_REPLY, look_up};
 use crate::batch::{FeedId, SourceKey};
-use crate::iggy_wire::{Reply, Request};
+use crate::iggy_wire::Reply;
 use crate::ingest::Source as _;
 use crate::shard::event::{Command, Failure, Wake};
 use crate::time::{Millis, Now};
@@ -66,8 +66,7 @@ impl Pipeline {
             };
             watch.next_at = now.mono + LOOK_EVERY;
             watch.asked = Some(feed.spec.id);
-            let name = feed.topic().upstream.clone();
-            let topic = Request::Topic { stream: name.stream, topic: name.topic };
+            let topic = look_up(&feed.topic().upstream);
             let waiter = Waiter { feed: feed.spec.id, round: feed.round, purpose: Purpose::Watch };
             self.conns.request(feed.up, topic, TOPIC_REPLY, waiter, out);
         }
@@ -124,8 +123,7 @@ impl Pipeline {
                 if !ready || !asked.insert((&feed.spec.plan.key, feed.spec.topic)) {
                     continue;
                 }
-                let name = feed.topic().upstream.clone();
-                let topic = Request::Topic { stream: name.stream, topic: name.topic };
+                let topic = look_up(&feed.topic().upstream);
                 let (feed, conn) = (feed.spec.id, feed.up);
                 let waiter = Waiter { feed, round: 0, purpose: Purpose::Look };
                 self.conns.request(conn, topic, TOPIC_REPLY, waiter, out);
