@@ -11,6 +11,7 @@
 //! into I/O; `ARCHITECTURE.md` has the rules.
 //!
 //! * [`iggy_wire`] the Iggy protocol: frames, session, commands, batch records
+//! * [`pg_wire`] the Postgres protocol: start-up, queries, replication
 //! * [`ingest`] where messages come from: one feed per upstream partition
 //! * [`fanout`] where they go: one outstanding send per destination partition
 //! * [`commit`] the ack barrier and the retry policy
@@ -32,6 +33,7 @@ pub mod fanout;
 pub mod iggy_wire;
 pub mod ingest;
 pub mod loopback;
+pub mod pg_wire;
 pub mod shard;
 pub mod statefile;
 pub mod time;

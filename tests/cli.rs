@@ -12,7 +12,10 @@ use tidegate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 use tidegate::cli::statedir::StateDir;
 use tidegate::shard::driver::child::send_signal;
 use tidegate::statefile::inspect::file_name;
-use tidegate::statefile::{Counters, FeedState, LastMessage, SourceState, format};
+use tidegate::statefile::{
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
+    UnfinishedState, format,
+};
 
 /// A configuration and its state directory.
 struct Place {
@@ -135,7 +138,8 @@ fn feed(partition: u32, epoch: u64, sequence: u64, position: u64) -> FeedState {
 
 fn state(shard: u16, generation: u64, feeds: Vec<FeedState>) -> SourceState {
     let saved_at = 1_700_000_000_000_000;
-    SourceState { source: "orders".into(), shard, generation, saved_at, feeds }
+    let (source, captures) = ("orders".into(), Vec::new());
+    SourceState { source, shard, generation, saved_at, feeds, captures }
 }
 
 #[test]
@@ -267,6 +271,69 @@ fn show_merges_the_files_of_all_shards() {
     assert_eq!((&feeds[0]["position"], &feeds[0]["epoch"]), (&90.into(), &1.into()));
     assert_eq!(feeds[0]["last"]["id"], "00000000000000000000000000000abc");
     assert_eq!(feeds[1]["gaps"][0]["messages"], 10);
+}
+
+fn capture() -> CaptureState {
+    CaptureState {
+        slot: "tidegate_shop".into(),
+        database: "shop".into(),
+        decoder: "pgoutput".into(),
+        publication: "tidegate_shop".into(),
+        epoch: 1,
+        sequence: 5,
+        system_id: 7_523_190_467_211_098_765,
+        timeline: 2,
+        end_lsn: 0x16_b374_d848,
+        unfinished: Some(UnfinishedState {
+            final_lsn: 0x16_b375_0000,
+            xid: 815,
+            ordinal: 200,
+            config_hash: 1,
+        }),
+        clean_stop: true,
+        counters: CaptureCounters { messages: 4_711, gaps: 1, ..CaptureCounters::default() },
+        gaps: vec![LsnGap {
+            first: 0x10,
+            last: 0x20,
+            found_at: 1_700_000_000_000_000,
+            why: "slot \"tidegate_shop\" was gone".into(),
+        }],
+        paused: true,
+        last_abandon_at: 0,
+    }
+}
+
+#[test]
+fn show_prints_captures_with_positions_as_postgres_writes_them() {
+    let place = Place::new();
+    place.save(&SourceState { captures: vec![capture()], ..state(0, 7, Vec::new()) });
+    let ran = place.run(&["state", "show"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for said in [
+        "generation 7, saved 2023-11-14T22:13:20Z, 1 replication slot\n",
+        "tidegate_shop  16/B374D848",
+        "shop, system 7523190467211098765",
+        "tidegate_shop: 200 rows of transaction 815, committed at 16/B3750000, are done",
+        "tidegate_shop: paused by the operator",
+        "gap of 16 bytes of log, 0/10 to 0/20, found 2023-11-14T22:13:20Z: slot",
+    ] {
+        assert!(ran.out.contains(said), "{said:?} not in {}", ran.out);
+    }
+    let report = place.run(&["state", "show", "--json"]).json();
+    let capture = &report["sources"][0]["captures"][0];
+    assert_eq!((&capture["position"], &capture["paused"]), (&"16/B374D848".into(), &true.into()));
+    assert_eq!(capture["counters"]["messages"], 4_711);
+}
+
+#[test]
+fn reset_of_a_capture_says_where_the_next_start_begins() {
+    let place = Place::new();
+    place.save(&SourceState { captures: vec![capture()], ..state(0, 7, Vec::new()) });
+    let ran = place.run(&["state", "reset", "--source", "orders", "--yes"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("where the replication slot was confirmed"), "{}", ran.out);
+    assert!(!ran.out.contains("initial_offset"), "{}", ran.out);
+    assert!(!place.names().contains(&"orders.0.state".to_owned()), "{:?}", place.names());
 }
 
 #[test]

@@ -309,7 +309,7 @@ fn unknown_words_list_the_allowed_ones() {
 
 #[test]
 fn other_kinds_are_not_available_yet() {
-    for kind in ["postgres_cdc", "postgres_poll", "http", "file", "random"] {
+    for kind in ["postgres_poll", "http", "file", "random"] {
         refuses(
             &changed("kind = \"iggy\"", &format!("kind = \"{kind}\"")),
             15,
@@ -737,7 +737,7 @@ fn a_budget_that_cannot_work_is_refused_with_the_figures() {
 }
 
 #[test]
-fn the_admin_address_must_be_on_loopback() {
+fn the_admin_address_must_be_on_loopback_or_behind_a_token() {
     for address in ["0.0.0.0:8099", "192.168.1.5:8099", "[::]:8099"] {
         let text = changed("127.0.0.1:8099", address);
         refuses(&text, 5, "admin.listen", &[address, "loopback", "127.0.0.1:8099"]);
@@ -745,6 +745,18 @@ fn the_admin_address_must_be_on_loopback() {
     for address in ["[::1]:8099", "127.0.0.2:8099", "[::ffff:127.0.0.1]:8099"] {
         read(&changed("127.0.0.1:8099", address)).unwrap();
     }
+    let admin = |lines: &str| changed("listen = \"127.0.0.1:8099\"", lines);
+    let exposed = read(&admin("listen = \"0.0.0.0:8099\"\ntoken = \"s3same\"")).unwrap();
+    let exposed = exposed.admin.unwrap();
+    let token = exposed.token.as_ref().unwrap();
+    assert!(token.matches("s3same") && !token.matches("s3sam") && !token.matches(""));
+    assert!(!format!("{exposed:?}").contains("s3same"), "a token is never shown");
+    let socket = read(&admin("listen = \"unix:/run/tidegate/admin.sock\"")).unwrap();
+    assert_eq!(socket.admin.unwrap().listen.to_string(), "unix:/run/tidegate/admin.sock");
+    let relative = admin("listen = \"unix:admin.sock\"");
+    refuses(&relative, 5, "admin.listen", &["unix:admin.sock", "absolute path"]);
+    let empty = admin("listen = \"127.0.0.1:1\"\ntoken = \"\"");
+    refuses(&empty, 6, "admin.token", &["empty", "not shown"]);
     let text = changed("127.0.0.1:8099", "localhost:8099");
     refuses(&text, 5, "admin.listen", &["\"localhost:8099\"", "for localhost write 127.0.0.1"]);
     refuses(&changed("listen = \"127.0.0.1:8099\"\n", ""), 4, "admin.listen", &["missing"]);

@@ -153,7 +153,9 @@ impl Client {
     }
     fn with(plan: ClusterPlan, events: Rc<EventQueue>, resolver: Rc<Resolver>) -> Client {
         let cluster = Arc::new(plan);
-        let conn = Conn::open(Dial { conn: ConnId(1), cluster, events: events.clone(), resolver });
+        let (conn, events_here) = (ConnId(1), events.clone());
+        let dial = Dial { conn, cluster, node: None, events: events_here, resolver };
+        let conn = Conn::open(dial);
         Client { conn, events }
     }
     async fn up(address: &str) -> Client {
@@ -163,7 +165,7 @@ impl Client {
     }
     async fn expect_up(&self) {
         match self.next().await {
-            Event::ConnUp { conn: ConnId(1), server_version } => {
+            Event::ConnUp { conn: ConnId(1), server_version, .. } => {
                 assert_eq!(server_version, "0.9.0-edge.5");
             }
             other => panic!("not up: {other:?}"),

@@ -111,6 +111,8 @@ fn plan(dir: &Path, sources: Vec<MirrorPlan>) -> Plan {
         admin: None,
         clusters,
         sources: sources.into_iter().map(Arc::new).collect(),
+        captures: Vec::new(),
+        warnings: Vec::new(),
     }
 }
 
@@ -129,6 +131,8 @@ impl Daemon {
                 cpus,
                 runtimes: Runtimes::new(driver),
                 faults: FileFaults::default(),
+                orders: None,
+                accept_gap: false,
                 stop: vec![bell],
                 publish: Box::new(move |shards, findings| {
                     count.fetch_add(1, Ordering::Relaxed);

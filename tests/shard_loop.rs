@@ -10,13 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidegate::batch::FeedId;
-use tidegate::config::{ClusterPlan, Credentials};
+use tidegate::config::{ClusterPlan, Credentials, PostgresPlan};
 use tidegate::shard::driver::files::{FileFaults, StateDir};
 use tidegate::shard::driver::resolve::ResolverThread;
 use tidegate::shard::driver::runtime::{IoDriver, Runtimes};
 use tidegate::shard::driver::shard::{Decide, ShardStart, spawn};
 use tidegate::shard::event::{
-    Command, ConnError, ConnId, Event, Failure, FromControl, Ticket, ToControl, Wake,
+    Command, ConnError, ConnId, Event, Failure, FromControl, PgCommand, PgConnError, PgConnId,
+    PgEvent, Ticket, ToControl, Wake,
 };
 use tidegate::shard::mailbox::{FromShard, Inbox, Post, Signed, ToShard, mailbox};
 use tidegate::shard::pin;
@@ -180,7 +181,8 @@ fn a_dial_and_a_request_end_in_events_and_the_slot_can_be_dialled_again() {
         let conn = ConnId(3);
         let mut downs = 0;
         let mut rig = Rig::start(driver, move |_, event, out| {
-            let connect = |cluster: &str| Command::Connect { conn, cluster: cluster.into() };
+            let connect =
+                |cluster: &str| Command::Connect { conn, cluster: cluster.into(), node: None };
             match event {
                 Event::Control(_) => out.push(Command::Request {
                     conn,
@@ -214,6 +216,68 @@ fn a_dial_and_a_request_end_in_events_and_the_slot_can_be_dialled_again() {
         rig.post.send(ToShard::Control(FromControl::Drain)).expect("room");
         drained(rig.letter());
         rig.stop();
+    });
+}
+
+#[test]
+fn a_connection_to_postgres_ends_in_an_event_and_its_slot_can_be_dialled_again() {
+    both(|driver| {
+        let plan = PostgresPlan::parse("host=127.0.0.1 port=1 user=u", None).expect("a plan");
+        let (conn, plan) = (PgConnId(3), Arc::new(plan));
+        let mut downs = 0;
+        let mut rig = Rig::start(driver, move |_, event, out| {
+            let connect = PgCommand::Connect { plan: plan.clone(), replication: true };
+            match event {
+                Event::Control(_) => {
+                    // Nobody is there: as after an end that was not seen yet.
+                    out.push(Command::Pg { conn, command: PgCommand::Close });
+                    out.push(Command::Pg { conn, command: connect });
+                }
+                Event::Pg { conn: PgConnId(3), event: PgEvent::Down(cause) } => {
+                    assert!(matches!(cause, PgConnError::Dial { .. }), "{cause}");
+                    downs += 1;
+                    out.push(match downs {
+                        1 => Command::Pg { conn, command: connect },
+                        _ => Command::Control(ToControl::Drained),
+                    });
+                }
+                other => panic!("{other:?}"),
+            }
+            None
+        });
+        rig.post.send(ToShard::Control(FromControl::Drain)).expect("room");
+        drained(rig.letter());
+        rig.stop();
+    });
+}
+
+#[test]
+fn a_stopping_shard_closes_its_connections_to_postgres() {
+    both(|driver| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let text = format!("host=127.0.0.1 port={port} user=u sslmode=disable");
+        let plan = Arc::new(PostgresPlan::parse(&text, None).expect("a plan"));
+        let mut rig = Rig::start(driver, move |_, event, out| {
+            if let Event::Control(_) = event {
+                let command = PgCommand::Connect { plan: plan.clone(), replication: false };
+                out.push(Command::Pg { conn: PgConnId(1), command });
+                out.push(Command::Control(ToControl::Drained));
+            }
+            None
+        });
+        rig.post.send(ToShard::Control(FromControl::Drain)).expect("room");
+        drained(rig.letter());
+        let (mut peer, _) = listener.accept().expect("a connection");
+        peer.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket option");
+        let begun = Instant::now();
+        rig.stop();
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        let mut rest = Vec::new();
+        // A reset is an end, too; a timeout is none.
+        if let Err(error) = peer.read_to_end(&mut rest) {
+            assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET), "{error}");
+        }
     });
 }
 

@@ -96,15 +96,17 @@ fn every_file_says_briefly_what_it_is() {
 
 #[test]
 fn codecs_and_decisions_touch_neither_kernel_nor_clock() {
-    const PURE: [&str; 13] = [
+    const PURE: [&str; 15] = [
         "src/batch.rs",
         "src/time.rs",
         "src/iggy_wire/",
+        "src/pg_wire/",
         "src/ingest/",
         "src/fanout/",
         "src/commit/",
         "src/statefile/",
         "src/shard/pipeline",
+        "src/shard/rebuild",
         "src/shard/event.rs",
         "src/shard/snapshot.rs",
         "src/shard/reason.rs",
@@ -159,7 +161,11 @@ fn the_wire_cannot_panic_on_what_it_reads() {
         before.ends_with("const { ") || is_name && operand == operand.to_uppercase()
     };
     let mut wrong = Vec::new();
-    for file in sources().iter().filter(|file| file.path.starts_with("src/iggy_wire/")) {
+    let is_wire = |file: &&Source| {
+        let wires = ["src/iggy_wire/", "src/pg_wire/"];
+        wires.iter().any(|wire| file.path.starts_with(wire)) && !file.is_test()
+    };
+    for file in sources().iter().filter(is_wire) {
         for (line, token) in file.find_any(&CASTS).into_iter().chain(file.find_any(&PANICS)) {
             if !constant(file.shipped.lines().nth(line - 1).unwrap_or_default(), token) {
                 wrong.push(format!("{}:{line}: the wire uses `{}`", file.path, token.trim()));
@@ -224,6 +230,8 @@ fn the_documents_name_every_config_key() {
         ("key", &["sources", "clusters"][..]),
         ("credentials", &["username", "password", "token"][..]),
         ("topics", &["include"][..]),
+        ("captures", &["sources"][..]),
+        ("warnings", &[][..]),
         ("upstream", &["stream", "topic"][..]),
         ("downstream", &["stream", "topic"][..]),
     ]);
@@ -250,18 +258,34 @@ fn the_documents_name_every_config_key() {
 #[test]
 fn the_documents_name_every_reason_and_every_metric() {
     let mut wrong = Vec::new();
-    let reasons = words(&read(Path::new("docs/mirror.md")));
+    let of_captures = words(&read(Path::new("docs/capture.md")));
+    let mut reasons = words(&read(Path::new("docs/mirror.md")));
+    reasons.extend(of_captures.iter().cloned());
+    let mut refusals = 0;
     for file in sources().iter().filter(|file| !file.is_test()) {
         for code in file.reason_codes() {
             if !reasons.contains(&code) {
-                wrong.push(format!("docs/mirror.md: no reason `{code}` of {}", file.path));
+                wrong.push(format!("docs: no reason `{code}` of {}", file.path));
+            }
+        }
+        for code in file.refusal_codes() {
+            refusals += 1;
+            if !of_captures.contains(&code) {
+                wrong.push(format!("docs/capture.md: no reason `{code}` of {}", file.path));
             }
         }
     }
+    assert!(refusals > 30, "only {refusals} refusals found: the scan is broken");
     let metrics = words(&read(Path::new("docs/status.md")));
-    let source = Source::read(Path::new("src/admin/metrics.rs"));
-    let names: Vec<String> = [source.literals("tidegate_"), source.literals("process_")].concat();
-    assert!(names.len() > 15, "only {names:?} found: the scan is broken");
+    let names: Vec<String> = ["src/admin/metrics.rs", "src/admin/capture_metrics.rs"]
+        .iter()
+        .map(|path| Source::read(Path::new(path)))
+        .flat_map(|source| {
+            ["tidegate_", "process_", "iggy_connector_"].map(|start| source.literals(start))
+        })
+        .flatten()
+        .collect();
+    assert!(names.len() > 40, "only {names:?} found: the scan is broken");
     for name in names {
         let forms = [name.clone(), format!("{name}_total"), format!("{name}_info")];
         if !forms.iter().any(|form| metrics.contains(form)) {
@@ -425,6 +449,21 @@ impl Source {
             }
         }
         codes
+    }
+
+    /// Codes of what keeps a capture from starting, which become reasons of their own.
+    fn refusal_codes(&self) -> Vec<String> {
+        const OPENINGS: [&str; 5] =
+            ["refusal(", "refuse(", "stop(", "Level::Refusal,", "Level::Wait,"];
+        if !self.path.starts_with("src/ingest/postgres_cdc/setup") {
+            return Vec::new();
+        }
+        let lines: Vec<&str> = self.text.lines().take(self.shipped.lines().count()).collect();
+        let text = lines.join("\n");
+        let behind = OPENINGS.iter().flat_map(|opening| text.split(opening).skip(1));
+        let codes =
+            behind.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next());
+        codes.map(str::to_owned).collect()
     }
 
     fn line(&self, at: usize) -> usize {

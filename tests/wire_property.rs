@@ -3,6 +3,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use iggy_binary_protocol::batch::decode_batch_slice;
 use iggy_binary_protocol::requests::messages::{
@@ -58,7 +60,7 @@ fn build(made: &[Made]) -> Relay {
 }
 
 fn sent(relay: &Relay) -> Vec<u8> {
-    [&relay.header()[..], relay.blob()].concat()
+    [&relay.header()[..], relay.detached(), relay.blob()].concat()
 }
 
 fn one(bytes: &Bytes) -> Record {
@@ -98,6 +100,7 @@ const EXPECTATIONS: &[(Expect, u8)] = &[
     (Expect::TopicCreated, 64),
     (Expect::PartitionsCreated, 65),
     (Expect::Polled, 2),
+    (Expect::Primary, 2),
     (Expect::Sent { partition: Some(0) }, 160),
     (Expect::Sent { partition: None }, 160),
     (Expect::LoggedOut, 3),
@@ -167,6 +170,9 @@ proptest! {
         let relay = cut.relay();
         assert_relayed(&relay, made);
         prop_assert_eq!(relay.blob().as_ptr() == stored[256..].as_ptr(), from == 0);
+        let shared = stored.as_ptr_range().contains(&relay.blob().as_ptr());
+        prop_assert_eq!(shared || relay.blob().is_empty(), cut.copied_len() == 0);
+        prop_assert_eq!(cut.copied_len() > 0, from > 0 && keep > 1);
         // Once appended it is a whole record, and relaying that changes nothing.
         let appended = one(&relay.stored(9, 77, 1));
         prop_assert_eq!(sent(&appended.relay()), sent(&relay));
@@ -242,6 +248,25 @@ proptest! {
         let outgoing = encode(&request, Envelope { client: 1, session: 2, number: 3 }).unwrap();
         prop_assert_eq!(&outgoing.head[HEADER_LEN..], &expected[..]);
         prop_assert!(outgoing.tail.is_none());
+    }
+
+    #[test]
+    fn a_route_is_asked_with_the_body_of_a_poll(
+        stream in "[a-z]{1,40}",
+        topic in "[a-z]{1,40}",
+        partition in any::<u32>(),
+    ) {
+        let envelope = Envelope { client: 1, session: 2, number: 3 };
+        let (stream, topic): (Arc<str>, Arc<str>) = (stream.into(), topic.into());
+        let (from, count) = (PollFrom::Last, 1);
+        let poll = Request::Poll {
+            stream: stream.clone(), topic: topic.clone(), partition, from, count,
+        };
+        let poll = encode(&poll, envelope).unwrap();
+        let route = encode(&Request::Primary { stream, topic, partition }, envelope).unwrap();
+        prop_assert_eq!(&route.head[HEADER_LEN..], &poll.head[HEADER_LEN..]);
+        let codes = [&poll, &route].map(|frame| frame.head[196..200].to_vec());
+        prop_assert_eq!(codes, [100u32, 103].map(|code| code.to_le_bytes().to_vec()));
     }
 
     #[test]

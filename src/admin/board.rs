@@ -10,8 +10,10 @@ use super::STUCK_AFTER;
 use super::derive::Deriver;
 use super::ledger::{Change, Rates, Totals};
 use crate::batch::SourceKey;
-use crate::config::{MirrorPlan, Partitions, Plan};
-use crate::shard::snapshot::{Condition, FeedSnapshot, ShardSnapshot, SourceFinding};
+use crate::config::{CapturePlan, MirrorPlan, Partitions, Plan};
+use crate::shard::snapshot::{
+    CaptureSnapshot, Condition, FeedSnapshot, ShardSnapshot, SourceFinding,
+};
 use crate::time::{Millis, Now, UnixMicros};
 
 /// What does not change while the daemon runs.
@@ -25,35 +27,58 @@ pub struct DaemonInfo {
     pub started_at: u64,
     /// Shards 0 to `shards − 1` are expected to report.
     pub shards: u16,
-    /// Sources of the plan, in its order.
+    /// Sources of the plan: mirrors, then captures, each in its order.
     pub sources: Vec<SourceInfo>,
 }
 
 impl DaemonInfo {
     /// Of this process, started now.
     pub fn new(plan: &Plan, shards: u16) -> DaemonInfo {
+        let mirrors = plan.sources.iter().map(|mirror| SourceInfo::from(&**mirror));
+        let captures = plan.captures.iter().map(|capture| SourceInfo::from(&**capture));
         DaemonInfo {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             started_at: wall_clock().0,
             shards,
-            sources: plan.sources.iter().map(|mirror| SourceInfo::from(&**mirror)).collect(),
+            sources: mirrors.chain(captures).collect(),
         }
     }
 }
 
-/// What the plan says of a source. Clusters are named by key: addresses and logins stay out of
-/// every report.
+/// What the plan says of a source. Clusters are named by key, a database by role, host and name:
+/// passwords stay out of every report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceInfo {
     /// Key in `[sources.<key>]`.
     pub key: SourceKey,
-    /// Upstream cluster.
+    /// What reads it.
+    pub kind: SourceKind,
+    /// Key of the upstream cluster; of a capture, the server and database.
     pub from: Arc<str>,
     /// Destination cluster.
     pub to: Arc<str>,
     /// `exactly_once` or `at_least_once`.
     pub guarantee: &'static str,
+}
+
+/// `kind`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceKind {
+    /// A mirror, made of feeds.
+    Iggy,
+    /// A capture.
+    PostgresCdc,
+}
+
+impl SourceKind {
+    /// The word of the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SourceKind::Iggy => "iggy",
+            SourceKind::PostgresCdc => "postgres_cdc",
+        }
+    }
 }
 
 impl From<&MirrorPlan> for SourceInfo {
@@ -64,9 +89,23 @@ impl From<&MirrorPlan> for SourceInfo {
         };
         SourceInfo {
             key: plan.key.clone(),
+            kind: SourceKind::Iggy,
             from: plan.from.key.clone(),
             to: plan.to.key.clone(),
             guarantee,
+        }
+    }
+}
+
+/// A transaction that was sent and not yet confirmed is read again after a crash.
+impl From<&CapturePlan> for SourceInfo {
+    fn from(plan: &CapturePlan) -> SourceInfo {
+        SourceInfo {
+            key: plan.key.clone(),
+            kind: SourceKind::PostgresCdc,
+            from: plan.postgres.redacted().into(),
+            to: plan.to.key.clone(),
+            guarantee: "at_least_once",
         }
     }
 }
@@ -87,10 +126,12 @@ pub struct View {
 pub struct ShardView {
     /// Shard number.
     pub number: u16,
-    /// Its latest snapshot, feeds moved to their sources; `None` before the first.
+    /// Its latest snapshot, feeds and captures moved to their sources; `None` before the first.
     pub latest: Option<ShardSnapshot>,
     /// How many feeds it runs.
     pub feeds: usize,
+    /// How many captures it runs.
+    pub captures: usize,
     /// When its loop was last seen to have turned.
     pub turned_at: Millis,
     /// Longest turn lately, microseconds.
@@ -104,12 +145,12 @@ impl ShardView {
     }
 }
 
-/// A source with its feeds.
+/// A source with its feeds, or with its capture.
 #[derive(Clone, Debug)]
 pub struct SourceView {
     /// From the plan.
     pub info: SourceInfo,
-    /// The worst of its feeds and findings.
+    /// The worst of its parts and findings.
     pub condition: Condition,
     /// What `condition` is about: a partition, a topic, or empty for the source.
     pub subject: String,
@@ -117,6 +158,8 @@ pub struct SourceView {
     pub findings: Vec<SourceFinding>,
     /// Feeds by topic and partition.
     pub feeds: Vec<FeedView>,
+    /// Its capture, once that reported; mirrors have none.
+    pub capture: Option<CaptureView>,
     /// Counters that never fall while the process lives.
     pub totals: Totals,
     /// Latest changes, oldest first.
@@ -141,6 +184,19 @@ pub struct FeedView {
     pub rates: Rates,
     /// Latest changes, oldest first.
     pub history: Vec<Change>,
+}
+
+/// A capture with what was derived from its snapshots.
+#[derive(Clone, Debug)]
+pub struct CaptureView {
+    /// Where it runs.
+    pub shard: u16,
+    /// Its latest snapshot, with counters that never fall while the process lives.
+    pub snapshot: CaptureSnapshot,
+    /// Over the last ten seconds.
+    pub rates: Rates,
+    /// Since when the oldest position that waits has been the oldest, as far as was seen.
+    pub waiting_since: Option<Now>,
 }
 
 /// The shared handle. Clones refer to the same board.

@@ -7,10 +7,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::board::{DaemonInfo, FeedView, ShardView, SourceInfo, SourceView, View};
-use super::ledger::{FeedKey, History, Peak, RateWindow, Totals};
+use super::board::{
+    CaptureView, DaemonInfo, FeedView, ShardView, SourceInfo, SourceKind, SourceView, View,
+};
+use super::ledger::{FeedKey, History, Peak, RateWindow, StreamMemory, Totals, Waiting};
 use crate::batch::{SourceKey, TopicName};
-use crate::shard::snapshot::{Condition, FeedSnapshot, ShardSnapshot, SourceFinding, Status};
+use crate::shard::snapshot::{
+    CaptureSnapshot, Condition, FeedSnapshot, ShardSnapshot, SourceFinding, Status,
+};
 use crate::time::{Millis, Now};
 
 /// Changes of status kept per feed and per source.
@@ -27,6 +31,8 @@ pub(super) struct Deriver {
     /// One entry per partition ever seen, small, so that a feed which comes back under another
     /// id goes on where its counters stood.
     feeds: HashMap<FeedKey, FeedMemory>,
+    /// One entry per capture of the plan.
+    captures: HashMap<SourceKey, CaptureMemory>,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +50,14 @@ struct SourceMemory {
     history: History,
 }
 
+#[derive(Debug, Default)]
+struct CaptureMemory {
+    high: Totals,
+    rates: RateWindow,
+    stream: StreamMemory,
+    waiting: Waiting,
+}
+
 #[derive(Debug)]
 struct FeedMemory {
     high: Totals,
@@ -58,6 +72,7 @@ impl Deriver {
             shards: BTreeMap::new(),
             sources: HashMap::new(),
             feeds: HashMap::new(),
+            captures: HashMap::new(),
         }
     }
 
@@ -73,10 +88,16 @@ impl Deriver {
         for mut snapshot in snapshots {
             let number = snapshot.shard;
             let feeds = std::mem::take(&mut snapshot.feeds);
-            shards.insert(number, self.derive_shard(now, snapshot, feeds.len()));
+            let captures = std::mem::take(&mut snapshot.captures);
+            shards.insert(number, self.derive_shard(now, snapshot, feeds.len(), captures.len()));
             for feed in feeds {
                 let view = self.derive_feed(now, number, feed);
                 sources.entry(&view.snapshot.source.clone()).feeds.push(view);
+            }
+            for capture in captures {
+                let view = self.derive_capture(now, number, capture);
+                let source = sources.entry(&view.snapshot.source);
+                source.capture = Some(view);
             }
         }
         for finding in findings {
@@ -91,10 +112,16 @@ impl Deriver {
 
     fn silent_shard(&self, number: u16) -> ShardView {
         let turned_at = self.shards.get(&number).map_or(Millis(0), |memory| memory.turned_at);
-        ShardView { number, latest: None, feeds: 0, turned_at, loop_peak_us: 0 }
+        ShardView { number, latest: None, feeds: 0, captures: 0, turned_at, loop_peak_us: 0 }
     }
 
-    fn derive_shard(&mut self, now: Now, mut latest: ShardSnapshot, feeds: usize) -> ShardView {
+    fn derive_shard(
+        &mut self,
+        now: Now,
+        mut latest: ShardSnapshot,
+        feeds: usize,
+        captures: usize,
+    ) -> ShardView {
         let memory = self.shards.entry(latest.shard).or_default();
         if latest.loop_turns > memory.turns {
             memory.turns = latest.loop_turns;
@@ -108,6 +135,7 @@ impl Deriver {
         ShardView {
             number: latest.shard,
             feeds,
+            captures,
             turned_at: memory.turned_at,
             loop_peak_us: memory.peak.note(now.mono, latest.loop_max_us),
             latest: Some(latest),
@@ -124,6 +152,25 @@ impl Deriver {
             shard,
             rates: feed.rates.sample(now.mono, counters.messages, counters.bytes),
             history: feed.history.to_vec(),
+            snapshot,
+        }
+    }
+
+    fn derive_capture(
+        &mut self,
+        now: Now,
+        shard: u16,
+        mut snapshot: CaptureSnapshot,
+    ) -> CaptureView {
+        let source = self.sources.entry(snapshot.source.clone()).or_insert_with(SourceMemory::new);
+        let capture = self.captures.entry(snapshot.source.clone()).or_default();
+        source.totals.grow(&mut capture.high, Totals::of_capture(&snapshot));
+        snapshot.stream = capture.stream.note(snapshot.stream);
+        let counters = snapshot.counters;
+        CaptureView {
+            shard,
+            rates: capture.rates.sample(now.mono, counters.messages, counters.bytes),
+            waiting_since: capture.waiting.note(now, &snapshot),
             snapshot,
         }
     }
@@ -194,11 +241,12 @@ impl SourceList {
         let place = self.list.len();
         self.index.insert(info.key.clone(), place);
         self.list.push(SourceView {
+            condition: unheard(info.kind),
             info,
-            condition: discovering(),
             subject: String::new(),
             findings: Vec::new(),
             feeds: Vec::new(),
+            capture: None,
             totals: Totals::default(),
             history: Vec::new(),
         });
@@ -209,6 +257,7 @@ impl SourceList {
         let place = self.index.get(key).copied().unwrap_or_else(|| {
             self.add(SourceInfo {
                 key: key.clone(),
+                kind: SourceKind::Iggy,
                 from: "".into(),
                 to: "".into(),
                 guarantee: "at_least_once",
@@ -218,11 +267,16 @@ impl SourceList {
     }
 }
 
-fn discovering() -> Condition {
+/// Of a source that nothing is known of yet.
+fn unheard(kind: SourceKind) -> Condition {
+    let detail = match kind {
+        SourceKind::Iggy => "no partition has been found yet",
+        SourceKind::PostgresCdc => "the capture has not reported yet",
+    };
     Condition {
         status: Status::Starting,
         reason: "discovering",
-        detail: "no partition has been found yet".into(),
+        detail: detail.into(),
         advice: "",
         since: 0,
     }
@@ -238,12 +292,13 @@ fn worst(source: &SourceView) -> Option<(Condition, String)> {
         let FeedSnapshot { upstream, partition, condition, .. } = &feed.snapshot;
         (condition, format!("{upstream} partition {partition}"))
     });
+    let capture = source.capture.iter().map(|c| (&c.snapshot.condition, String::new()));
     let rank = |condition: &Condition| {
         let running = condition.status == Status::Running;
         let age = if running { condition.since } else { u64::MAX - condition.since };
         (severity(condition.status), age)
     };
-    let (condition, subject) = findings.chain(feeds).max_by_key(|(c, _)| rank(c))?;
+    let (condition, subject) = findings.chain(feeds).chain(capture).max_by_key(|(c, _)| rank(c))?;
     let subject = if condition.status == Status::Running { String::new() } else { subject };
     Some((condition.clone(), subject))
 }
@@ -261,7 +316,10 @@ fn severity(status: Status) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{at, condition, feed, finding, info, running, shard};
+    use super::super::fixture::{
+        at, capture, condition, feed, finding, info, info_of, running, shard,
+    };
+    use super::super::ledger::Rates;
     use super::*;
 
     fn source_of(view: &View) -> &SourceView {
@@ -377,6 +435,51 @@ mod tests {
             "fresh snapshots of a dead loop prove nothing"
         );
         assert_eq!(live(8, [13, 11]), [true, true]);
+    }
+
+    #[test]
+    fn a_capture_is_its_source() {
+        let mut deriver = Deriver::new(info_of(1, &["orders"], &["shop", "late"]));
+        let down = condition(Status::Degraded, "upstream_unreachable", 2);
+        let mut snapshot = shard(0, 1, vec![running("orders", 0, 1)]);
+        snapshot.captures = vec![capture("shop", down.clone())];
+        let view = deriver.derive(at(3), vec![snapshot], Vec::new());
+        let [orders, shop, late] = &view.sources[..] else { panic!("{:?}", view.sources) };
+        assert_eq!(orders.condition.status, Status::Running);
+        assert_eq!((&shop.condition, shop.subject.as_str()), (&down, ""));
+        assert_eq!((shop.totals.messages, shop.totals.errors), (500, 3));
+        assert_eq!(shop.history.len(), 1);
+        assert_eq!((late.condition.status, late.capture.is_some()), (Status::Starting, false));
+        assert!(late.condition.detail.contains("has not reported"), "{}", late.condition.detail);
+        let shard = view.shards.first().and_then(|s| s.latest.as_ref().map(|l| (s, l)));
+        assert!(shard.is_some_and(|(s, l)| s.captures == 1 && l.captures.is_empty()));
+    }
+
+    #[test]
+    fn a_finding_about_a_capture_outweighs_what_it_says_itself() {
+        let mut deriver = Deriver::new(info_of(1, &[], &["shop"]));
+        let mut snapshot = shard(0, 1, Vec::new());
+        snapshot.captures = vec![capture("shop", condition(Status::Running, "", 1))];
+        let findings = vec![finding("shop", None, "buffers_short")];
+        let view = deriver.derive(at(3), vec![snapshot], findings);
+        assert_eq!(source_of(&view).condition.reason, "buffers_short");
+    }
+
+    #[test]
+    fn rates_of_a_capture_come_from_successive_snapshots() {
+        let mut deriver = Deriver::new(info_of(1, &[], &["shop"]));
+        let mut rates = Default::default();
+        for second in 0..=20 {
+            let mut shop = capture("shop", condition(Status::Running, "", 1));
+            shop.counters.messages = 1_000 + second * 30;
+            shop.counters.bytes = second * 600;
+            let mut snapshot = shard(0, second, Vec::new());
+            snapshot.captures = vec![shop];
+            let view = deriver.derive(at(second), vec![snapshot], Vec::new());
+            rates = source_of(&view).capture.as_ref().map(|c| c.rates).unwrap_or_default();
+        }
+        let expected = Rates { messages_per_second: 30.0, bytes_per_second: 600.0 };
+        assert_eq!(rates, expected);
     }
 
     #[test]

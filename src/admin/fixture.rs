@@ -1,33 +1,58 @@
-//! Hand-made snapshots for the tests of this folder.
+//! Hand-made snapshots for tests.
 
-use super::board::{DaemonInfo, SourceInfo};
+use std::sync::Arc;
+
+use super::board::{DaemonInfo, SourceInfo, SourceKind, View};
+use super::metrics::{Exposition, TextFormat};
+use super::process::ProcessUsage;
 use crate::batch::{FeedId, Gap, TopicName};
-use crate::shard::snapshot::{Condition, FeedSnapshot, ShardSnapshot, SourceFinding, Status};
+use crate::shard::snapshot::{
+    CaptureSnapshot, Condition, DestinationSnapshot, FeedSnapshot, LsnGap, OutletCounters,
+    Rejection, ShardSnapshot, SourceFinding, Status, StreamCounters, Watch,
+};
 use crate::time::{Millis, Now, UnixMicros};
 
-pub(super) const START: u64 = 1_750_000_000_000_000;
+pub(crate) const START: u64 = 1_750_000_000_000_000;
 
 pub(super) fn at(seconds: u64) -> Now {
     Now { mono: Millis(seconds * 1_000), wall: UnixMicros(START + seconds * 1_000_000) }
 }
 
-pub(super) fn info(shards: u16, sources: &[&str]) -> DaemonInfo {
-    let source = |key: &&str| SourceInfo {
+pub(super) fn info(shards: u16, mirrors: &[&str]) -> DaemonInfo {
+    info_of(shards, mirrors, &[])
+}
+
+pub(super) fn info_of(shards: u16, mirrors: &[&str], captures: &[&str]) -> DaemonInfo {
+    let mirrors = mirrors.iter().map(|key| SourceInfo {
         key: (*key).into(),
+        kind: SourceKind::Iggy,
         from: "east".into(),
         to: "west".into(),
         guarantee: "exactly_once",
-    };
+    });
+    let captures = captures.iter().map(|key| SourceInfo {
+        key: (*key).into(),
+        kind: SourceKind::PostgresCdc,
+        from: "postgresql://tidegate@db1:5432/shop_db".into(),
+        to: "west".into(),
+        guarantee: "at_least_once",
+    });
     DaemonInfo {
         version: "1.2.3",
         pid: 77,
         started_at: START,
         shards,
-        sources: sources.iter().map(source).collect(),
+        sources: mirrors.chain(captures).collect(),
     }
 }
 
-pub(super) fn condition(status: Status, reason: &'static str, since_seconds: u64) -> Condition {
+pub(super) fn scrape(view: View, second: u64, format: TextFormat) -> String {
+    let process = ProcessUsage { resident_bytes: Some(7), ..ProcessUsage::default() };
+    let exposition = Exposition::new(Arc::new(view), at(second), process);
+    exposition.render(format).expect("a string takes everything")
+}
+
+pub(crate) fn condition(status: Status, reason: &'static str, since_seconds: u64) -> Condition {
     let detail = if reason.is_empty() { String::new() } else { format!("seen: {reason}") };
     let advice = if reason.is_empty() { "" } else { "look at it" };
     Condition { status, reason, detail, advice, since: START + since_seconds * 1_000_000 }
@@ -60,7 +85,105 @@ pub(super) fn running(source: &str, partition: u32, messages: u64) -> FeedSnapsh
     feed
 }
 
-pub(super) fn shard(number: u16, turns: u64, feeds: Vec<FeedSnapshot>) -> ShardSnapshot {
+/// A capture in which no two figures are the same.
+pub(crate) fn capture(source: &str, condition: Condition) -> CaptureSnapshot {
+    let mut snapshot = CaptureSnapshot {
+        id: FeedId(1_000),
+        source: source.into(),
+        slot: format!("tidegate_{source}").into(),
+        database: format!("{source}_db").into(),
+        condition,
+        position: 0x1000,
+        durable_position: 0xf00,
+        received: 0x1_0000_2000,
+        confirmed: 0xe00,
+        upstream_end: 0x1_0000_3000,
+        lag_bytes: 0x1_0000_2000,
+        oldest_pending: Some(0x1800),
+        held_by: Some(TopicName::new("commerce", "orders")),
+        pending_batches: 4,
+        pending_bytes: 4_000,
+        wal: Some(Watch {
+            retained: 9_000,
+            unconfirmed: 8_000,
+            wal_status: "extended".to_owned(),
+            safe_wal_size: Some(-70),
+            invalid: None,
+        }),
+        counters: Default::default(),
+        stream: StreamCounters {
+            transactions: 15,
+            repeated_transactions: 14,
+            repeated_rows: 13,
+            filtered_rows: 12,
+            logical_messages: 11,
+        },
+        without_payload: 17,
+        odd_values: 18,
+        outlet: OutletCounters {
+            routed: 498,
+            destinations: 2,
+            circuits_open: 1,
+            lost_tails: 1,
+            ..OutletCounters::default()
+        },
+        destinations: vec![failing_destination(), destination()],
+        gaps: vec![LsnGap { first: 0x10, last: 0x20, found_at: START, why: "gone".to_owned() }],
+        last_error: "no answer".into(),
+        failures: 9,
+        last_abandon_at: START,
+        epoch: 2,
+    };
+    let counters = &mut snapshot.counters;
+    (counters.messages, counters.bytes, counters.errors) = (500, 50_000, 3);
+    (counters.transactions, counters.gaps, counters.resets) = (40, 1, 2);
+    let outlet = &mut snapshot.outlet;
+    outlet.rejected.rejected[Rejection::Denylist.index()] = 2;
+    outlet.rejected.unmatched_drop = 6;
+    outlet.created.counts = [0, 1, 0, 2, 0, 0, 0, 0, 0, 1];
+    outlet.created.sum = std::time::Duration::from_millis(40_250);
+    snapshot
+}
+
+fn failing_destination() -> DestinationSnapshot {
+    let mut shown = DestinationSnapshot {
+        topic: TopicName::new("commerce", "orders"),
+        partitions: Some(4),
+        state: "circuit_open",
+        breaker: "open",
+        failures: 5,
+        trips: 1,
+        held_groups: 2,
+        held_bytes: 2_048,
+        counters: Default::default(),
+        last_error: Some("timed out".into()),
+        not_durable: None,
+    };
+    let counters = &mut shown.counters;
+    (counters.messages, counters.bytes, counters.sends, counters.errors) = (300, 3_000, 30, 5);
+    shown
+}
+
+fn destination() -> DestinationSnapshot {
+    let mut shown = DestinationSnapshot {
+        topic: TopicName::new("commerce", "audit"),
+        partitions: None,
+        state: "ready",
+        breaker: "closed",
+        failures: 0,
+        trips: 0,
+        held_groups: 0,
+        held_bytes: 0,
+        counters: Default::default(),
+        last_error: None,
+        not_durable: Some("messages stay in memory".to_owned()),
+    };
+    let counters = &mut shown.counters;
+    (counters.messages, counters.bytes, counters.sends, counters.lost_tails) = (200, 2_000, 20, 1);
+    shown
+}
+
+pub(crate) fn shard(number: u16, turns: u64, feeds: Vec<FeedSnapshot>) -> ShardSnapshot {
     ShardSnapshot {
         shard: number,
         taken_at: START,
@@ -73,6 +196,7 @@ pub(super) fn shard(number: u16, turns: u64, feeds: Vec<FeedSnapshot>) -> ShardS
         saves: turns / 2,
         save_failures: 1,
         feeds,
+        captures: Vec::new(),
     }
 }
 

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::batch::{SourceKey, TopicName};
-use crate::shard::snapshot::{Condition, FeedSnapshot, Status};
-use crate::time::Millis;
+use crate::shard::snapshot::{CaptureSnapshot, Condition, FeedSnapshot, Status, StreamCounters};
+use crate::time::{Millis, Now};
 
 /// Rates are taken over this much time.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
@@ -69,6 +69,19 @@ impl Totals {
         }
     }
 
+    /// Nobody knows how many changes the gap of a capture held.
+    pub(super) fn of_capture(capture: &CaptureSnapshot) -> Totals {
+        let c = capture.counters;
+        Totals {
+            messages: c.messages,
+            bytes: c.bytes,
+            errors: c.errors,
+            resets: c.resets,
+            gaps: c.gaps,
+            gap_messages: 0,
+        }
+    }
+
     fn zip(self, other: Totals, f: impl Fn(u64, u64) -> u64) -> Totals {
         Totals {
             messages: f(self.messages, other.messages),
@@ -85,6 +98,51 @@ impl Totals {
         let news = seen.zip(*high, u64::saturating_sub);
         *self = self.zip(news, u64::saturating_add);
         *high = high.zip(seen, u64::max);
+    }
+}
+
+/// Counters of a capture's stream, which begin anew with some sessions, summed over all of them.
+#[derive(Debug, Default)]
+pub(super) struct StreamMemory {
+    total: StreamCounters,
+    last: StreamCounters,
+}
+
+impl StreamMemory {
+    /// Adds what is new in `seen` and returns the sums.
+    pub(super) fn note(&mut self, seen: StreamCounters) -> StreamCounters {
+        let last = std::mem::replace(&mut self.last, seen);
+        let news = |seen: u64, last: u64| if seen < last { seen } else { seen - last };
+        let t = self.total;
+        self.total = StreamCounters {
+            transactions: t.transactions + news(seen.transactions, last.transactions),
+            repeated_transactions: t.repeated_transactions
+                + news(seen.repeated_transactions, last.repeated_transactions),
+            repeated_rows: t.repeated_rows + news(seen.repeated_rows, last.repeated_rows),
+            filtered_rows: t.filtered_rows + news(seen.filtered_rows, last.filtered_rows),
+            logical_messages: t.logical_messages
+                + news(seen.logical_messages, last.logical_messages),
+        };
+        self.total
+    }
+}
+
+/// Since when the oldest position of a capture has been the oldest.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// The position, and the messages acked by then: a transaction of many batches has one end.
+    seen: Option<(u64, u64)>,
+    since: Now,
+}
+
+impl Waiting {
+    pub(super) fn note(&mut self, now: Now, capture: &CaptureSnapshot) -> Option<Now> {
+        let seen = capture.oldest_pending.map(|lsn| (lsn, capture.counters.messages));
+        if seen != self.seen {
+            self.seen = seen;
+            self.since = now;
+        }
+        seen.map(|_| self.since)
     }
 }
 
@@ -201,6 +259,7 @@ impl Peak {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::{at, capture, condition};
     use super::*;
 
     #[test]
@@ -244,6 +303,39 @@ mod tests {
             total.grow(&mut high, seen(value));
             assert_eq!(total.messages, expected);
         }
+    }
+
+    #[test]
+    fn a_stream_that_counts_from_zero_again_adds_to_what_was() {
+        let mut memory = StreamMemory::default();
+        let seen = |filtered_rows| StreamCounters { filtered_rows, ..StreamCounters::default() };
+        for (value, expected) in [(10, 10), (10, 10), (15, 15), (0, 15), (4, 19), (5, 20)] {
+            assert_eq!(memory.note(seen(value)).filtered_rows, expected, "after {value}");
+        }
+    }
+
+    #[test]
+    fn a_position_waits_since_it_became_the_oldest_one() {
+        let mut waiting = Waiting::default();
+        let mut since = Vec::new();
+        for (second, oldest, messages) in [
+            (1, None, 0),
+            (2, Some(100), 0),
+            (4, Some(100), 0),
+            (5, Some(100), 7),
+            (6, Some(100), 7),
+            (8, Some(200), 7),
+            (9, None, 9),
+            (11, Some(200), 9),
+        ] {
+            let mut capture = capture("shop", condition(Status::Running, "", second));
+            capture.oldest_pending = oldest;
+            capture.counters.messages = messages;
+            let noted = waiting.note(at(second), &capture);
+            since.push(noted.map(|since| since.mono.0 / 1_000));
+        }
+        let expected = [None, Some(2), Some(2), Some(5), Some(5), Some(8), None, Some(11)];
+        assert_eq!(since, expected);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `/metrics`: a [`View`] in the Prometheus and OpenMetrics text formats.
 //!
-//! Labels are `source`, `shard`, `status` and `reason` only, so the number of series follows the
-//! configuration and never the number of streams, topics or partitions. Counters are derived so
-//! that they never fall while the process lives.
+//! Labels are `source` or `connector_key`, `shard`, `status`, `reason` and `action` only, so the
+//! number of series follows the configuration and never the number of streams, topics or
+//! partitions. Counters are derived so that they never fall while the process lives.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, EncodeMetric,
-    prometheus_text, text,
+    NoLabelSet, prometheus_text, text,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -18,7 +18,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::board::{ShardView, SourceView, View};
+use super::board::{ShardView, SourceKind, SourceView, View};
+use super::capture_metrics::encode_captures;
 use super::ledger::Totals;
 use super::process::ProcessUsage;
 use crate::shard::snapshot::{Condition, ShardSnapshot, Status};
@@ -34,7 +35,7 @@ const STATUSES: [Status; 6] = [
 ];
 
 /// Name, help and value of a metric that is read off a `T`.
-type Family<T> = (&'static str, &'static str, fn(&T) -> u64);
+pub(super) type Family<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 /// Which of the two formats a scraper understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,7 @@ impl Collector for Exposition {
         let mut out = Out { encoder };
         self.encode_sources(&mut out)?;
         self.encode_mirror(&mut out)?;
+        encode_captures(&self.view, self.now, &mut out)?;
         self.encode_shards(&mut out)?;
         self.encode_process(&mut out)
     }
@@ -111,7 +113,7 @@ impl Exposition {
             })
         });
         out.gauge("tidegate_source_status", "1 for the status the source is in", status)?;
-        let feeds = sources.iter().flat_map(|source| {
+        let feeds = self.mirrors().flat_map(|source| {
             STATUSES.map(|status| {
                 let is = source.feeds.iter().filter(|f| f.snapshot.condition.status == status);
                 ([("source", &*source.info.key), ("status", status.as_str())], is.count() as u64)
@@ -119,16 +121,19 @@ impl Exposition {
         });
         out.gauge("tidegate_feeds", "Feeds (upstream partitions) by status", feeds)?;
         let reasons: Vec<_> = sources.iter().flat_map(reasons_of).collect();
-        let help = "Feeds and topics that stand with this reason";
+        let help = "Feeds, captures and topics that stand with this reason";
         out.gauge("tidegate_conditions", help, reasons.into_iter())
     }
 
+    fn mirrors(&self) -> impl Iterator<Item = &SourceView> {
+        self.view.sources.iter().filter(|source| source.info.kind == SourceKind::Iggy)
+    }
+
     fn encode_mirror(&self, out: &mut Out<'_>) -> fmt::Result {
-        let sources = &self.view.sources;
-        let lag = sources.iter().map(|s| (of_source(s), s.lag_messages()));
+        let lag = self.mirrors().map(|s| (of_source(s), s.lag_messages()));
         let help = "Messages upstream has and the copy has not, all feeds";
         out.gauge("tidegate_mirror_lag_messages", help, lag)?;
-        let largest = sources.iter().map(|source| {
+        let largest = self.mirrors().map(|source| {
             let feeds = source.feeds.iter().map(|feed| feed.snapshot.lag_messages);
             (of_source(source), feeds.max().unwrap_or(0))
         });
@@ -143,7 +148,7 @@ impl Exposition {
             ("tidegate_mirror_resets", "Histories that ended", |t| t.resets),
         ];
         for (name, help, of) in counters {
-            let rows = sources.iter().map(|source| (of_source(source), of(&source.totals)));
+            let rows = self.mirrors().map(|source| (of_source(source), of(&source.totals)));
             out.counter(name, help, rows)?;
         }
         Ok(())
@@ -219,12 +224,13 @@ fn of_source(source: &SourceView) -> [(&'static str, &str); 1] {
     [("source", &*source.info.key)]
 }
 
-/// How many feeds and findings of a source stand with each reason that is not empty.
+/// How many feeds, captures and findings of a source stand with each reason that is not empty.
 fn reasons_of(source: &SourceView) -> Vec<([(&'static str, &str); 2], u64)> {
     let findings = source.findings.iter().map(|finding| &finding.condition);
     let feeds = source.feeds.iter().map(|feed| &feed.snapshot.condition);
+    let captures = source.capture.iter().map(|capture| &capture.snapshot.condition);
     let mut counts = std::collections::BTreeMap::new();
-    for Condition { reason, .. } in findings.chain(feeds) {
+    for Condition { reason, .. } in findings.chain(feeds).chain(captures) {
         if !reason.is_empty() {
             *counts.entry(*reason).or_insert(0_u64) += 1;
         }
@@ -234,12 +240,12 @@ fn reasons_of(source: &SourceView) -> Vec<([(&'static str, &str); 2], u64)> {
 }
 
 /// Writes whole metric families.
-struct Out<'a> {
+pub(super) struct Out<'a> {
     encoder: DescriptorEncoder<'a>,
 }
 
 impl Out<'_> {
-    fn gauge<S, V>(
+    pub(super) fn gauge<S, V>(
         &mut self,
         name: &str,
         help: &str,
@@ -257,7 +263,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    fn counter<S, V>(
+    pub(super) fn counter<S, V>(
         &mut self,
         name: &str,
         help: &str,
@@ -271,6 +277,23 @@ impl Out<'_> {
         let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
             ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    /// Rows of labels, sum, and how many lie in each bucket, named by its upper bound.
+    pub(super) fn histogram<S: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl Iterator<Item = (S, f64, Vec<(f64, u64)>)>,
+    ) -> fmt::Result {
+        let kind = MetricType::Histogram;
+        let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+        for (labels, sum, buckets) in rows {
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let mut metric = family.encode_family(&labels)?;
+            metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
         Ok(())
     }
@@ -290,14 +313,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::derive::Deriver;
-    use super::super::fixture::{at, condition, feed, finding, info, running, shard};
+    use super::super::fixture::{at, condition, feed, finding, info, running, scrape, shard};
     use super::*;
-
-    fn scrape(view: View, second: u64, format: TextFormat) -> String {
-        let process = ProcessUsage { resident_bytes: Some(7), ..ProcessUsage::default() };
-        let exposition = Exposition::new(Arc::new(view), at(second), process);
-        exposition.render(format).expect("a string takes everything")
-    }
 
     fn busy_view(partitions: u32) -> View {
         let mut deriver = Deriver::new(info(2, &["orders", "idle"]));

@@ -6,21 +6,28 @@
 //! ```
 //!
 //! Owns the listening socket, the derived figures (rates, totals, histories) and the renderings.
-//! Refuses to change anything: every request only reads the latest [`View`], so a slow or hostile
-//! client cannot reach a shard. Connections, request size and time are bounded (I5).
+//! Every request reads the latest [`View`] or posts an order to the control thread, so a slow or
+//! hostile client cannot reach a shard. Connections, request size and time are bounded (I5).
 
 // Own thread: the admin listener, its clock and the look at /proc/self are its job.
 #![allow(clippy::disallowed_methods)]
 
+mod abandon;
 mod board;
+mod capture;
+mod capture_metrics;
+mod connectors;
 mod derive;
 mod ledger;
 mod metrics;
 mod process;
 mod report;
+mod routes;
 mod server;
 
-pub use board::{Board, DaemonInfo, FeedView, ShardView, SourceInfo, SourceView, View};
+pub use board::{
+    Board, CaptureView, DaemonInfo, FeedView, ShardView, SourceInfo, SourceKind, SourceView, View,
+};
 pub use ledger::{Change, Rates, Totals};
 pub use metrics::{Exposition, TextFormat};
 pub use process::ProcessUsage;
@@ -36,4 +43,4 @@ pub const STUCK_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 pub const STATUS_SCHEMA: &str = include_str!("../../docs/status.schema.json");
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;

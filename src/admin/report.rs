@@ -9,14 +9,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::board::{FeedView, ShardView, SourceView, View};
-use super::ledger::Change;
+use super::board::{FeedView, ShardView, SourceKind, SourceView, View};
+use super::capture::CaptureReport;
+use super::ledger::{Change, Rates};
 use crate::batch::{Gap, TopicName};
 use crate::shard::snapshot::{Condition, SourceFinding, Status};
 use crate::time::{Now, UnixMicros};
 
-/// Gap records shown per feed; the state file keeps more, the counters count all.
-const GAPS_SHOWN: usize = 16;
+/// Gap records shown per feed or capture; the state file keeps more, the counters count all.
+pub(super) const GAPS_SHOWN: usize = 16;
 
 /// Body of `/status`.
 #[derive(Clone, Debug, Serialize)]
@@ -62,6 +63,7 @@ struct ShardReport {
     cpu: Option<u16>,
     io_driver: Option<&'static str>,
     feeds: usize,
+    captures: usize,
     loop_turns: u64,
     loop_max_seconds: f64,
     seconds_since_turn: f64,
@@ -72,7 +74,7 @@ struct ShardReport {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct ConditionReport {
+pub(super) struct ConditionReport {
     status: &'static str,
     reason: &'static str,
     since: String,
@@ -88,13 +90,13 @@ struct ChangeReport {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct TopicReport {
+pub(super) struct TopicReport {
     stream: String,
     topic: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct SourceReport {
+pub(super) struct SourceReport {
     key: String,
     kind: &'static str,
     from: String,
@@ -108,18 +110,20 @@ struct SourceReport {
     findings: Vec<FindingReport>,
     history: Vec<ChangeReport>,
     feeds: Vec<FeedReport>,
+    capture: Option<CaptureReport>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct TotalsReport {
-    lag_messages: u64,
+    lag_messages: Option<u64>,
+    lag_bytes: Option<u64>,
     messages: u64,
     bytes: u64,
     messages_per_second: f64,
     bytes_per_second: f64,
     errors: u64,
     gaps: u64,
-    gap_messages: u64,
+    gap_messages: Option<u64>,
     resets: u64,
 }
 
@@ -239,6 +243,7 @@ fn shard_report(shard: &ShardView, now: Now) -> ShardReport {
         cpu: latest.and_then(|s| s.cpu),
         io_driver: latest.map(|s| s.io_driver),
         feeds: shard.feeds,
+        captures: shard.captures,
         loop_turns: latest.map_or(0, |s| s.loop_turns),
         loop_max_seconds: shard.loop_peak_us as f64 / 1e6,
         seconds_since_turn: now.mono.since(shard.turned_at).as_secs_f64(),
@@ -249,14 +254,14 @@ fn shard_report(shard: &ShardView, now: Now) -> ShardReport {
     }
 }
 
-fn source_report(source: &SourceView) -> SourceReport {
+pub(super) fn source_report(source: &SourceView) -> SourceReport {
     let mut feeds_by_status: BTreeMap<&'static str, usize> = BTreeMap::new();
     for feed in &source.feeds {
         *feeds_by_status.entry(feed.snapshot.condition.status.as_str()).or_default() += 1;
     }
     SourceReport {
         key: source.info.key.to_string(),
-        kind: "iggy",
+        kind: source.info.kind.as_str(),
         from: source.info.from.to_string(),
         to: source.info.to.to_string(),
         guarantee: source.info.guarantee,
@@ -267,20 +272,25 @@ fn source_report(source: &SourceView) -> SourceReport {
         findings: source.findings.iter().map(FindingReport::from).collect(),
         history: source.history.iter().map(ChangeReport::from).collect(),
         feeds: source.feeds.iter().map(feed_report).collect(),
+        capture: source.capture.as_ref().map(CaptureReport::from),
     }
 }
 
 fn totals_report(source: &SourceView) -> TotalsReport {
-    let per_second = |rate: fn(&FeedView) -> f64| source.feeds.iter().map(rate).sum::<f64>();
+    let feeds = source.feeds.iter().map(|feed| feed.rates);
+    let rates: Vec<Rates> = feeds.chain(source.capture.iter().map(|c| c.rates)).collect();
+    let per_second = |rate: fn(&Rates) -> f64| rates.iter().map(rate).sum::<f64>();
+    let is_mirror = source.info.kind == SourceKind::Iggy;
     TotalsReport {
-        lag_messages: source.lag_messages(),
+        lag_messages: is_mirror.then(|| source.lag_messages()),
+        lag_bytes: source.capture.as_ref().map(|capture| capture.snapshot.lag_bytes),
         messages: source.totals.messages,
         bytes: source.totals.bytes,
-        messages_per_second: tenths(per_second(|feed| feed.rates.messages_per_second)),
-        bytes_per_second: tenths(per_second(|feed| feed.rates.bytes_per_second)),
+        messages_per_second: tenths(per_second(|rates| rates.messages_per_second)),
+        bytes_per_second: tenths(per_second(|rates| rates.bytes_per_second)),
         errors: source.totals.errors,
         gaps: source.totals.gaps,
-        gap_messages: source.totals.gap_messages,
+        gap_messages: is_mirror.then_some(source.totals.gap_messages),
         resets: source.totals.resets,
     }
 }
@@ -353,12 +363,12 @@ impl From<&Gap> for GapReport {
     }
 }
 
-fn rfc3339(micros: u64) -> String {
+pub(super) fn rfc3339(micros: u64) -> String {
     UnixMicros(micros).to_string()
 }
 
 /// Rates are averages over seconds; more digits would pretend.
-fn tenths(rate: f64) -> f64 {
+pub(super) fn tenths(rate: f64) -> f64 {
     (rate * 10.0).round() / 10.0
 }
 
@@ -368,13 +378,16 @@ mod tests {
 
     use super::super::STATUS_SCHEMA;
     use super::super::derive::Deriver;
-    use super::super::fixture::{at, condition, feed, finding, info, running, shard};
+    use super::super::fixture::{
+        at, capture, condition, feed, finding, info, info_of, running, shard,
+    };
     use super::*;
 
     fn busy_view() -> View {
-        let mut deriver = Deriver::new(info(2, &["orders", "idle"]));
+        let mut deriver = Deriver::new(info_of(2, &["orders", "idle"], &["shop", "late"]));
         let bad = feed("orders", 1, condition(Status::Error, "diverged", 4));
-        let first = shard(0, 3, vec![running("orders", 0, 100), bad]);
+        let mut first = shard(0, 3, vec![running("orders", 0, 100), bad]);
+        first.captures = vec![capture("shop", condition(Status::Degraded, "circuit_open", 3))];
         let findings = vec![
             finding("orders", Some("audit"), "missing_upstream"),
             finding("idle", None, "unreachable"),
@@ -402,7 +415,7 @@ mod tests {
                 "type" => types(rule).iter().any(|kind| is(kind, value)),
                 "enum" => rule.as_array().is_some_and(|all| all.contains(value)),
                 "minimum" => value.as_f64().is_none_or(|number| Some(number) >= rule.as_f64()),
-                "format" => value.as_str().is_some_and(|text| text.ends_with('Z')),
+                "format" => value.as_str().is_none_or(|text| text.ends_with('Z')),
                 "required" => types(rule).iter().all(|key| value.get(key).is_some()),
                 "anyOf" => rule.as_array().is_some_and(|all| {
                     all.iter().any(|one| violations(root, one, value, path).is_empty())
@@ -469,7 +482,8 @@ mod tests {
         wrong["sources"][0]["feeds"][0]["position"] = Value::from("900");
         wrong["daemon"]["surprise"] = Value::from(1);
         wrong["shards"][0].as_object_mut().map(|shard| shard.remove("cpu"));
-        assert_eq!(violations(&schema, &schema, &wrong, "$").len(), 3, "the check can fail");
+        wrong["sources"][2]["capture"]["wal"]["retained_bytes"] = Value::from(-1);
+        assert_eq!(violations(&schema, &schema, &wrong, "$").len(), 4, "the check can fail");
     }
 
     #[test]
@@ -491,6 +505,89 @@ mod tests {
         assert_eq!(feed["recent_gaps"][0]["messages"], 10);
         assert_eq!(status["sources"][1]["reason"], "unreachable");
         assert_eq!(status["daemon"]["ready"], false);
+    }
+
+    #[test]
+    fn status_says_where_a_capture_stands_and_what_holds_it() {
+        let status = status_json(&busy_view(), at(6));
+        let source = &status["sources"][2];
+        let capture = &source["capture"];
+        assert_eq!((&source["key"], &source["kind"]), (&"shop".into(), &"postgres_cdc".into()));
+        assert_eq!(
+            (&source["from"], &source["guarantee"]),
+            (&"postgresql://tidegate@db1:5432/shop_db".into(), &"at_least_once".into())
+        );
+        for shown in [source, capture] {
+            assert_eq!(
+                (&shown["status"], &shown["reason"]),
+                (&"Degraded".into(), &"circuit_open".into())
+            );
+        }
+        for (field, value) in [
+            ("slot", "tidegate_shop"),
+            ("database", "shop_db"),
+            ("position", "0/1000"),
+            ("durable_position", "0/F00"),
+            ("received", "1/2000"),
+            ("confirmed", "0/E00"),
+            ("upstream_end", "1/3000"),
+            ("last_error", "no answer"),
+        ] {
+            assert_eq!(capture[field], value, "{field}");
+        }
+        assert_eq!(capture["lag_bytes"], 0x1_0000_2000_u64);
+        let expected = serde_json::json!({
+            "oldest": "0/1800",
+            "since": "2025-06-15T15:06:46.000000Z",
+            "held_by": {"stream": "commerce", "topic": "orders"},
+            "batches": 4,
+            "bytes": 4_000,
+        });
+        assert_eq!(capture["pending"], expected);
+        let expected = serde_json::json!({
+            "retained_bytes": 9_000,
+            "unconfirmed_bytes": 8_000,
+            "wal_status": "extended",
+            "safe_wal_size": -70,
+            "invalid": null,
+        });
+        assert_eq!(capture["wal"], expected);
+        assert_eq!(capture["recent_gaps"][0]["first"], "0/10");
+        assert_eq!(capture["recent_gaps"][0]["bytes"], 16);
+        assert_eq!(capture["last_abandon_at"], "2025-06-15T15:06:40.000000Z");
+        assert_eq!(capture["routing"]["rejected"]["denylist"], 2);
+        assert_eq!(capture["routing"]["unmatched"]["drop"], 6);
+        assert_eq!(capture["stream"]["filtered_rows"], 12);
+        assert_eq!(source["totals"]["lag_bytes"], capture["lag_bytes"]);
+        assert_eq!(source["totals"]["lag_messages"], Value::Null);
+        assert_eq!(status["sources"][3]["capture"], Value::Null);
+        assert_eq!(
+            (&status["shards"][0]["captures"], &status["shards"][0]["feeds"]),
+            (&1.into(), &2.into())
+        );
+    }
+
+    #[test]
+    fn what_a_capture_does_not_know_is_null() {
+        let mut fresh = capture("shop", condition(Status::Starting, "connecting", 1));
+        fresh.confirmed = 0;
+        fresh.oldest_pending = None;
+        fresh.held_by = None;
+        fresh.wal = None;
+        fresh.last_abandon_at = 0;
+        let mut snapshot = shard(0, 1, Vec::new());
+        snapshot.captures = vec![fresh];
+        let view = Deriver::new(info_of(1, &[], &["shop"])).derive(at(1), vec![snapshot], vec![]);
+        let status = status_json(&view, at(1));
+        let schema: Value = serde_json::from_str(STATUS_SCHEMA).expect("the schema is JSON");
+        assert_eq!(violations(&schema, &schema, &status, "$"), Vec::<String>::new());
+        let shown = &status["sources"][0]["capture"];
+        for field in ["confirmed", "wal", "last_abandon_at"] {
+            assert_eq!(shown[field], Value::Null, "{field}");
+        }
+        for field in ["oldest", "since", "held_by"] {
+            assert_eq!(shown["pending"][field], Value::Null, "{field}");
+        }
     }
 
     #[test]

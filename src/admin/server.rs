@@ -2,31 +2,28 @@
 //!
 //! A connection gets [`HEADER_TIMEOUT`] to say what it wants and [`CONNECTION_TIMEOUT`] in all;
 //! beyond [`MAX_CONNECTIONS`] a caller hears 503 at once, so that however many callers there are,
-//! the data path keeps its descriptors. Only GET and HEAD exist; bodies are never read.
+//! the data path keeps its descriptors.
 
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::board::Board;
-use super::metrics::{Exposition, TextFormat};
-use super::process::ProcessUsage;
-use super::{STATUS_SCHEMA, liveness, readiness, status_report};
+use super::routes::{Desk, router};
+use crate::config::{AdminPlan, Listen};
+use crate::shard::mailbox::Post;
+use crate::shard::order::Ask;
 
 /// Connections served at the same time.
 const MAX_CONNECTIONS: usize = 16;
@@ -41,8 +38,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Failed accepts in a row per log line.
 const ACCEPT_FAILURES_PER_LINE: u64 = 30;
 
-const PATHS: [&str; 5] = ["/livez", "/readyz", "/status", "/status/schema.json", "/metrics"];
-
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
     retry-after: 1\r\nconnection: close\r\ncontent-length: 32\r\n\r\n\
     {\"error\":\"too many connections\"}";
@@ -50,15 +45,15 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 /// The running admin interface; dropping it closes the socket and ends the thread.
 #[derive(Debug)]
 pub struct AdminServer {
-    address: SocketAddr,
+    address: Listen,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl AdminServer {
     /// Where it listens; the real port when 0 was asked for.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Listen {
+        &self.address
     }
 }
 
@@ -69,31 +64,38 @@ impl Drop for AdminServer {
             // A panic there was already reported by the panic hook.
             let _ = thread.join();
         }
+        if let Listen::Unix(path) = &self.address {
+            // Best effort: the next start removes a socket that nobody listens on.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
-/// Listens and serves `board` on a thread of its own. When this returns, requests are answered.
-pub fn start(listen: SocketAddr, board: Board) -> io::Result<AdminServer> {
+/// Listens and serves `board` on a thread of its own, and passes on `orders` of callers who may
+/// give them. When this returns, requests are answered.
+pub fn start(plan: &AdminPlan, board: Board, orders: Post<Ask>) -> io::Result<AdminServer> {
     let explain = |error: io::Error| {
         let text = format!(
-            "the admin interface cannot listen on {listen}: {error}; free that address or set \
-             another `listen` in [admin]"
+            "the admin interface cannot listen on {}: {error}; free that address or set another \
+             `listen` in [admin]",
+            plan.listen
         );
         io::Error::new(error.kind(), text)
     };
-    let listener = std::net::TcpListener::bind(listen).map_err(explain)?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
+    let bound = Bound::bind(&plan.listen).map_err(explain)?;
+    let address = bound.address()?;
+    let is_exposed = !address.is_local();
+    let desk = Desk { board, orders, token: plan.token.clone(), is_exposed };
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let listener = {
         let _inside = runtime.enter();
-        TcpListener::from_std(listener)?
+        bound.into_listener()?
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let serve = move || {
         runtime.block_on(async move {
-            tokio::spawn(accept_all(listener, board));
+            tokio::spawn(accept_all(listener, router(desk)));
             // Ends when the sender is dropped; the runtime then drops every connection.
             let _ = stopped.await;
         });
@@ -102,19 +104,89 @@ pub fn start(listen: SocketAddr, board: Board) -> io::Result<AdminServer> {
     Ok(AdminServer { address, stop: Some(stop), thread: Some(thread) })
 }
 
-async fn accept_all(listener: TcpListener, board: Board) {
-    let service = TowerToHyperService::new(router(board));
+/// A listening socket that no runtime has yet.
+enum Bound {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener, PathBuf),
+}
+
+impl Bound {
+    fn bind(listen: &Listen) -> io::Result<Bound> {
+        let bound = match listen {
+            Listen::Tcp(address) => Bound::Tcp(std::net::TcpListener::bind(address)?),
+            Listen::Unix(path) => {
+                remove_stale(path)?;
+                let listener = std::os::unix::net::UnixListener::bind(path)?;
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+                Bound::Unix(listener, path.clone())
+            }
+        };
+        match &bound {
+            Bound::Tcp(listener) => listener.set_nonblocking(true)?,
+            Bound::Unix(listener, _) => listener.set_nonblocking(true)?,
+        }
+        Ok(bound)
+    }
+
+    fn address(&self) -> io::Result<Listen> {
+        match self {
+            Bound::Tcp(listener) => listener.local_addr().map(Listen::Tcp),
+            Bound::Unix(_, path) => Ok(Listen::Unix(path.clone())),
+        }
+    }
+
+    fn into_listener(self) -> io::Result<Listener> {
+        match self {
+            Bound::Tcp(listener) => TcpListener::from_std(listener).map(Listener::Tcp),
+            Bound::Unix(listener, _) => UnixListener::from_std(listener).map(Listener::Unix),
+        }
+    }
+}
+
+/// A socket file that a killed daemon left behind; anything else at that path stays.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there"));
+            }
+            std::fs::remove_file(path)
+        }
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+type Service = TowerToHyperService<Router>;
+
+async fn accept_all(listener: Listener, router: Router) {
+    let service = TowerToHyperService::new(router);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut failures: u64 = 0;
     loop {
-        match listener.accept().await {
-            Ok((socket, _)) => {
-                failures = 0;
-                match Arc::clone(&slots).try_acquire_owned() {
-                    Ok(slot) => drop(tokio::spawn(serve_one(socket, service.clone(), slot))),
-                    Err(_) => refuse(socket),
-                }
-            }
+        let accepted =
+            match &listener {
+                Listener::Tcp(listener) => listener.accept().await.map(|(socket, _)| {
+                    match Arc::clone(&slots).try_acquire_owned() {
+                        Ok(slot) => drop(tokio::spawn(serve_one(socket, service.clone(), slot))),
+                        Err(_) => refuse(socket.into_std()),
+                    }
+                }),
+                Listener::Unix(listener) => listener.accept().await.map(|(socket, _)| {
+                    match Arc::clone(&slots).try_acquire_owned() {
+                        Ok(slot) => drop(tokio::spawn(serve_one(socket, service.clone(), slot))),
+                        Err(_) => refuse(socket.into_std()),
+                    }
+                }),
+            };
+        match accepted {
+            Ok(()) => failures = 0,
             Err(error) => {
                 if failures.is_multiple_of(ACCEPT_FAILURES_PER_LINE) {
                     tracing::warn!(%error, "the admin interface cannot accept a connection");
@@ -127,8 +199,8 @@ async fn accept_all(listener: TcpListener, board: Board) {
 }
 
 async fn serve_one(
-    socket: TcpStream,
-    service: TowerToHyperService<Router>,
+    socket: impl AsyncRead + AsyncWrite + Unpin,
+    service: Service,
     slot: OwnedSemaphorePermit,
 ) {
     let connection = http1::Builder::new()
@@ -145,103 +217,53 @@ async fn serve_one(
 }
 
 /// One attempt to say why, then the socket closes; a caller that does not read costs nothing.
-fn refuse(socket: TcpStream) {
-    if let Ok(mut socket) = socket.into_std() {
+fn refuse<S: Write>(socket: io::Result<S>) {
+    if let Ok(mut socket) = socket {
         let _ = socket.write(BUSY);
-        let _ = socket.shutdown(std::net::Shutdown::Write);
     }
-}
-
-fn router(board: Board) -> Router {
-    Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/status", get(status))
-        .route("/status/schema.json", get(schema))
-        .route("/metrics", get(metrics))
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
-        .with_state(board)
-}
-
-async fn livez(State(board): State<Board>) -> Response {
-    let report = liveness(&board.view(), board.now());
-    json(if report.live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &report)
-}
-
-async fn readyz(State(board): State<Board>) -> Response {
-    let report = readiness(&board.view(), board.now());
-    json(if report.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &report)
-}
-
-async fn status(State(board): State<Board>) -> Response {
-    json(StatusCode::OK, &status_report(&board.view(), board.now()))
-}
-
-async fn schema() -> Response {
-    answer(StatusCode::OK, "application/schema+json", STATUS_SCHEMA.to_owned())
-}
-
-async fn metrics(State(board): State<Board>, headers: HeaderMap) -> Response {
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = TextFormat::negotiate(accept);
-    let scrape = Exposition::new(board.view(), board.now(), ProcessUsage::read());
-    match scrape.render(format) {
-        Ok(body) => answer(StatusCode::OK, format.content_type(), body),
-        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-    }
-}
-
-async fn no_such_path(uri: Uri) -> Response {
-    refusal(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
-}
-
-async fn no_such_method(method: Method) -> Response {
-    let text = format!("{method} is not offered here, only GET and HEAD are");
-    let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, text);
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-    response
-}
-
-#[derive(Serialize)]
-struct Refusal {
-    error: String,
-    paths: [&'static str; 5],
-}
-
-fn refusal(status: StatusCode, error: String) -> Response {
-    json(status, &Refusal { error, paths: PATHS })
-}
-
-fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_string_pretty(body) {
-        Ok(text) => answer(status, "application/json", text + "\n"),
-        Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", format!("{error}\n")),
-    }
-}
-
-fn answer(status: StatusCode, content_type: &'static str, body: String) -> Response {
-    let headers = [(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")];
-    (status, headers, body).into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::net::SocketAddr;
     use std::time::Instant;
 
     use super::super::fixture::{finding, info, running, shard};
+    use super::super::routes::MAX_BODY_BYTES;
     use super::*;
+    use crate::config::AdminToken;
+    use crate::shard::mailbox::{Inbox, mailbox};
+    use crate::shard::order::{Abandon, Action, Answer, Refused};
+
+    fn plan(listen: &str, token: Option<&str>) -> AdminPlan {
+        let listen = Listen::Tcp(listen.parse().unwrap());
+        AdminPlan { listen, token: token.map(AdminToken::new) }
+    }
 
     fn serve() -> (AdminServer, Board) {
-        let board = Board::new(info(1, &["orders"]));
-        board.publish(vec![shard(0, 1, vec![running("orders", 0, 1)])], Vec::new());
-        let server = start("127.0.0.1:0".parse().unwrap(), board.clone()).unwrap();
+        let (server, board, _orders) = serve_with(&plan("127.0.0.1:0", None));
         (server, board)
     }
 
+    fn serve_with(plan: &AdminPlan) -> (AdminServer, Board, Inbox<Ask>) {
+        let board = Board::new(info(1, &["orders"]));
+        board.publish(vec![shard(0, 1, vec![running("orders", 0, 1)])], Vec::new());
+        let (post, inbox, heard) = mailbox(4).unwrap();
+        // The bell must not hang up while the server lives.
+        std::mem::forget(heard);
+        (start(plan, board.clone(), post).unwrap(), board, inbox)
+    }
+
+    fn tcp(server: &AdminServer) -> SocketAddr {
+        match server.address() {
+            Listen::Tcp(address) => *address,
+            Listen::Unix(path) => panic!("listens on {path:?}"),
+        }
+    }
+
     fn dial(server: &AdminServer) -> std::net::TcpStream {
-        let socket = std::net::TcpStream::connect(server.address()).unwrap();
+        let socket = std::net::TcpStream::connect(tcp(server)).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         socket
     }
@@ -256,7 +278,20 @@ mod tests {
     }
 
     fn ask(server: &AdminServer, method: &str, path: &str) -> (u16, String, String) {
-        let answer = talk(server, &format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n"));
+        ask_with(server, method, path, "")
+    }
+
+    fn ask_with(
+        server: &AdminServer,
+        method: &str,
+        path: &str,
+        headers: &str,
+    ) -> (u16, String, String) {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        parts(&talk(server, &request))
+    }
+
+    fn parts(answer: &str) -> (u16, String, String) {
         let (head, body) = answer.split_once("\r\n\r\n").expect("a complete head");
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
         (status.expect("a status code"), head.to_lowercase(), body.to_owned())
@@ -272,7 +307,6 @@ mod tests {
             ("/status/schema.json", "application/schema+json"),
             ("/metrics", "text/plain; version=0.0.4; charset=utf-8"),
         ] {
-            assert!(PATHS.contains(&path));
             let (status, head, body) = ask(&server, "GET", path);
             assert_eq!(status, 200, "{path}: {body}");
             assert!(head.contains(&format!("content-type: {format}")), "{path}: {head}");
@@ -309,12 +343,156 @@ mod tests {
         let (server, _board) = serve();
         let (status, _, body) = ask(&server, "GET", "/nothing/here");
         assert_eq!(status, 404);
-        assert!(body.contains("/nothing/here") && PATHS.iter().all(|path| body.contains(path)));
+        assert!(body.contains("/nothing/here") && body.contains("/connectors/{key}"), "{body}");
+        let (server, _, _orders) = serve_with(&plan("127.0.0.1:0", Some("secret")));
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"] {
-            let (status, head, body) = ask(&server, method, "/status");
+            let (status, head, body) = ask_with(&server, method, "/status", TOKEN);
             assert_eq!(status, 405, "{method}");
             assert!(head.contains("allow: get, head") && body.contains(method), "{head}\n{body}");
         }
+    }
+
+    const TOKEN: &str = "authorization: Bearer secret\r\n";
+
+    #[test]
+    fn nothing_changes_without_the_token() {
+        let (server, _, orders) = serve_with(&plan("127.0.0.1:0", Some("secret")));
+        let wrong = ["", "authorization: Bearer secre\r\n", "authorization: Basic secret\r\n"];
+        for header in wrong.into_iter().chain(["authorization: bearer secret\r\n"]) {
+            let (status, head, _) = ask_with(&server, "POST", "/sources/orders/pause", header);
+            assert_eq!(status, 401, "{header}");
+            assert!(head.contains("www-authenticate: bearer"), "{head}");
+        }
+        let (untold, _, none) = serve_with(&plan("127.0.0.1:0", None));
+        let (status, _, body) = ask_with(&untold, "POST", "/sources/orders/pause", TOKEN);
+        assert_eq!(status, 403);
+        assert!(body.contains("[admin]"), "{body}");
+        assert!(orders.take().is_none() && none.take().is_none(), "no order came through");
+    }
+
+    #[test]
+    fn an_order_reaches_the_control_thread_and_its_answer_the_caller() {
+        let (server, _, orders) = serve_with(&plan("127.0.0.1:0", Some("secret")));
+        let answers: [(Answer, u16, &str); 4] = [
+            (Ok("paused".into()), 200, "paused"),
+            (Err(Refused::Unknown("orders".into())), 404, "no source"),
+            (Err(Refused::Conflict("another one".into())), 409, "another one"),
+            (Err(Refused::Failed("disk".into())), 500, "disk"),
+        ];
+        for (answer, status, words) in answers {
+            let caller = std::thread::scope(|scope| {
+                let call =
+                    scope.spawn(|| ask_with(&server, "POST", "/sources/orders/pause", TOKEN));
+                let asked = loop {
+                    match orders.take() {
+                        Some(asked) => break asked,
+                        None => std::thread::sleep(Duration::from_millis(1)),
+                    }
+                };
+                assert_eq!((&*asked.source, asked.action), ("orders", Action::Pause));
+                (asked.reply)(answer);
+                call.join().unwrap()
+            });
+            assert_eq!(caller.0, status);
+            assert!(caller.2.contains(words), "{}", caller.2);
+        }
+        let body = "POST /sources/orders/restart HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n";
+        let (status, ..) = parts(&talk(&server, &format!("{body}{TOKEN}\r\n{{\"a\":1}}\n")));
+        assert_eq!(status, 400, "a body that means nothing is refused");
+        assert!(orders.take().is_none());
+    }
+
+    fn post_json(server: &AdminServer, path: &str, headers: &str, body: &str) -> (u16, String) {
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n");
+        let (status, _, answer) = parts(&talk(server, &format!("{head}{headers}\r\n{body}")));
+        (status, answer)
+    }
+
+    const ABANDON: &str = "/sources/shop/cdc/abandon-batch";
+
+    #[test]
+    fn a_confirmed_abandonment_reaches_the_control_thread() {
+        let (server, _, orders) = serve_with(&plan("127.0.0.1:0", Some("secret")));
+        let body = r#"{"oldest": "1/A0", "through": "1/B0", "confirm": "shop"}"#;
+        let answers: [(Answer, u16, &str); 3] = [
+            (Ok("gave up 1/90 to 1/B0".into()), 200, "gave up 1/90 to 1/B0"),
+            (Err(Refused::Conflict("it is 1/A8 by now".into())), 409, "it is 1/A8 by now"),
+            (Err(Refused::Unsuited("it is a mirror".into())), 422, "it is a mirror"),
+        ];
+        for (answer, status, words) in answers {
+            let (got, text) = std::thread::scope(|scope| {
+                let call = scope.spawn(|| post_json(&server, ABANDON, TOKEN, body));
+                let asked = loop {
+                    match orders.take() {
+                        Some(asked) => break asked,
+                        None => std::thread::sleep(Duration::from_millis(1)),
+                    }
+                };
+                let range = Abandon { oldest: 0x1_0000_00a0, through: Some(0x1_0000_00b0) };
+                assert_eq!((&*asked.source, asked.action), ("shop", Action::Abandon(range)));
+                (asked.reply)(answer);
+                call.join().unwrap()
+            });
+            assert_eq!(got, status);
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_abandoned_without_token_form_and_confirmation() {
+        let (server, _, orders) = serve_with(&plan("127.0.0.1:0", Some("secret")));
+        let good = r#"{"oldest": "1/A0", "through": "current", "confirm": "shop"}"#;
+        let long = format!("{good}{}", " ".repeat(MAX_BODY_BYTES));
+        for (headers, body, status, words) in [
+            ("", good, 401, "authorization"),
+            (TOKEN, "", 400, "oldest"),
+            (TOKEN, r#"{"oldest": "1/A0", "through": "current"}"#, 400, "confirm"),
+            (TOKEN, &good.replace("shop", "ship"), 400, "set it to"),
+            (TOKEN, &long, 413, "nothing was changed"),
+        ] {
+            let (got, text) = post_json(&server, ABANDON, headers, body);
+            assert_eq!(got, status, "{body}: {text}");
+            assert!(text.contains(words), "{text}");
+        }
+        let (status, head, _) = ask_with(&server, "GET", ABANDON, TOKEN);
+        assert_eq!(status, 405);
+        assert!(head.contains("allow: post"), "{head}");
+        assert!(orders.take().is_none(), "no order came through");
+    }
+
+    #[test]
+    fn off_loopback_only_liveness_is_open() {
+        let (server, ..) = serve_with(&plan("0.0.0.0:0", Some("secret")));
+        for path in ["/status", "/metrics", "/readyz", "/connectors", "/nowhere"] {
+            assert_eq!(ask(&server, "GET", path).0, 401, "{path}");
+        }
+        assert_eq!(ask(&server, "GET", "/livez").0, 200);
+        assert_eq!(ask_with(&server, "GET", "/status", TOKEN).0, 200);
+    }
+
+    #[test]
+    fn a_socket_file_serves_its_owner_and_replaces_only_a_dead_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let plan = AdminPlan { listen: Listen::Unix(path.clone()), token: None };
+        let dead = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let in_use = Bound::bind(&plan.listen).err().expect("somebody listens there");
+        assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
+        drop(dead);
+        let (server, ..) = serve_with(&plan);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mut socket = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        drop(server);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Bound::bind(&plan.listen).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]
@@ -350,19 +528,22 @@ mod tests {
     #[test]
     fn dropping_the_server_frees_the_address_at_once() {
         let (server, board) = serve();
-        let address = server.address();
+        let again = AdminPlan { listen: server.address().clone(), token: None };
         let _held_open = dial(&server);
         drop(server);
-        let again = start(address, board).expect("the address is free again");
-        assert_eq!(again.address(), address);
+        let (post, ..) = mailbox(1).unwrap();
+        let next = start(&again, board, post).expect("the address is free again");
+        assert_eq!(*next.address(), again.listen);
     }
 
     #[test]
     fn a_taken_address_is_explained() {
         let (server, board) = serve();
-        let error = start(server.address(), board).expect_err("two cannot listen");
+        let taken = AdminPlan { listen: server.address().clone(), token: None };
+        let (post, ..) = mailbox(1).unwrap();
+        let error = start(&taken, board, post).expect_err("two cannot listen");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         let text = error.to_string();
-        assert!(text.contains(&server.address().to_string()) && text.contains("[admin]"), "{text}");
+        assert!(text.contains(&taken.listen.to_string()) && text.contains("[admin]"), "{text}");
     }
 }

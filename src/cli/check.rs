@@ -1,7 +1,8 @@
 //! `tidegate check`: everything that can be known before a start, with what to do about it.
 //!
 //! Offline it reads the configuration with its secrets, and the state directory without its
-//! lock, so that it can be run beside a daemon. [`check_online`] adds what the clusters say.
+//! lock, so that it can be run beside a daemon. [`check_online`] adds what clusters and databases
+//! say.
 
 use std::path::PathBuf;
 
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::report::{self, Class, Finding, exit_of};
 use super::statedir::{self, StateDirError};
-use super::{Exit, check_online};
-use crate::config::{self, OnCorruptState, Partitions, Plan};
+use super::{Exit, check_online, route};
+use crate::config::{self, CapturePlan, ConfigError, OnCorruptState, Partitions, Plan};
 use crate::shard::driver::control;
 use crate::statefile::inspect::FoundFile;
 
@@ -24,7 +25,7 @@ pub struct CheckArgs {
     /// Print the findings as one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Do not connect to the clusters
+    /// Do not connect to clusters and databases
     #[arg(long)]
     pub offline: bool,
 }
@@ -51,13 +52,13 @@ pub fn run(args: &CheckArgs) -> Exit {
     findings.sort_by_key(|finding| finding.class);
     let exit = exit_of(&findings);
     if args.json {
-        let (notes, wrong) =
-            findings.iter().partition::<Vec<_>, _>(|finding| finding.class == Class::Note);
+        let (wrong, notes) =
+            findings.iter().partition::<Vec<_>, _>(|finding| finding.class.is_wrong());
         let json = |list: Vec<&Finding>| list.into_iter().map(Finding::json).collect();
         report::out(&report_json(args, json(wrong), json(notes)).to_string());
     } else {
         findings.iter().for_each(|finding| report::out(&finding.text()));
-        let wrong = findings.iter().filter(|finding| finding.class != Class::Note).count();
+        let wrong = findings.iter().filter(|finding| finding.class.is_wrong()).count();
         let verdict = match wrong {
             0 => "ok".to_owned(),
             1 => "1 finding".to_owned(),
@@ -84,6 +85,9 @@ fn offline(
     holder: Option<u32>,
 ) -> Vec<Finding> {
     let mut findings = plan_notes(plan);
+    findings.extend(plan.warnings.iter().map(warning));
+    findings.extend(plan.captures.iter().flat_map(|capture| connection_warnings(capture)));
+    findings.extend(route::test_findings(plan));
     if let Err(error) = control::plan_shards(plan, files.as_deref().unwrap_or_default()) {
         // Says what to do by itself.
         let note = Finding::note("daemon", error.to_string());
@@ -118,11 +122,32 @@ fn plan_notes(plan: &Plan) -> Vec<Finding> {
         }
     }
     for (key, cluster) in &plan.clusters {
-        if !plan.sources.iter().any(|s| s.from.key == cluster.key || s.to.key == cluster.key) {
+        let is_mirrored =
+            plan.sources.iter().any(|s| s.from.key == cluster.key || s.to.key == cluster.key);
+        if !is_mirrored && !plan.captures.iter().any(|capture| capture.to.key == cluster.key) {
             notes.push(Finding::note(format!("clusters.{key}"), "used by no source"));
         }
     }
     notes
+}
+
+/// Not wrong, and hardly meant.
+fn warning(warning: &ConfigError) -> Finding {
+    let place = warning.at.map_or_else(String::new, |at| format!(" on line {}", at.line));
+    Finding {
+        class: Class::Warning,
+        expected: warning.expected.clone(),
+        advice: warning.advice.clone(),
+        ..Finding::note(format!("{}{place}", warning.key), warning.seen.clone())
+    }
+}
+
+/// What is odd about a connection string or its password file.
+fn connection_warnings(capture: &CapturePlan) -> impl Iterator<Item = Finding> {
+    capture.postgres.warnings.iter().map(|warning| Finding {
+        class: Class::Warning,
+        ..Finding::note(format!("sources.{}.connection", capture.key), warning.clone())
+    })
 }
 
 // These errors say what to do in their last clause already.
@@ -131,13 +156,16 @@ fn state_finding(error: &StateDirError) -> Finding {
 }
 
 fn file_finding(plan: &Plan, file: &FoundFile) -> Option<Finding> {
-    let source = plan.sources.iter().find(|source| source.key == file.source);
-    let seen = match (&file.state, source) {
-        (Err(error), Some(source)) if source.on_corrupt_state == OnCorruptState::Fail => {
+    let mirror = plan.sources.iter().find(|source| source.key == file.source);
+    let capture = plan.captures.iter().find(|source| source.key == file.source);
+    let policy = mirror.map(|source| source.on_corrupt_state);
+    let policy = policy.or(capture.map(|source| source.on_corrupt_state));
+    let seen = match (&file.state, policy) {
+        (Err(error), Some(OnCorruptState::Fail)) => {
             let note = Finding::note(file.file.clone(), error.to_string());
             return Some(Finding { class: Class::State, ..note });
         }
-        (Err(error), Some(_)) => {
+        (Err(error), Some(OnCorruptState::Reset)) => {
             format!("{error}; a start sets it aside (on_corrupt_state = \"reset\")")
         }
         // Of a source that does not run, it hinders nobody.

@@ -6,13 +6,16 @@
 //! wrong configuration.
 
 pub mod announce;
+pub mod bench;
 pub mod check;
 pub mod check_online;
 pub mod demo;
 mod exit;
 pub mod log;
 pub mod report;
+pub mod route;
 pub mod run;
+pub mod scratch;
 pub mod state;
 pub mod statedir;
 
@@ -43,11 +46,17 @@ pub struct Arguments {
 pub enum Command {
     /// Mirror the configured topics until stopped
     Run(run::RunArgs),
-    /// Check the configuration, the state directory and both clusters
+    /// Measure, with everything that it takes started by the command itself
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// Check the configuration, the state directory, clusters and databases
     Check(check::CheckArgs),
     /// Mirror a million messages between two built-in brokers, killing the mirror on the way
     Demo(demo::DemoArgs),
-    /// Look at saved positions, or forget them
+    /// Ask where rows of captured tables would go
+    #[command(subcommand)]
+    Route(route::RouteCommand),
+    /// Look at saved positions, forget them, or read them back from the destination
     #[command(subcommand)]
     State(state::StateCommand),
 }
@@ -79,8 +88,10 @@ fn dispatch(arguments: Arguments) -> ExitCode {
             }
             Err(errors) => report::fail_config(false, &errors).into(),
         },
+        Command::Bench(command) => with_logs(level, command.json(), || bench::run(&command)),
         Command::Check(args) => with_logs(level, args.json, || check::run(&args)),
         Command::Demo(args) => with_logs(level, args.json, || demo::run(&args)),
+        Command::Route(command) => with_logs(level, command.json(), || route::run(&command)),
         Command::State(command) => with_logs(level, command.json(), || state::run(&command)),
     }
 }
@@ -139,12 +150,18 @@ mod tests {
             "run --config f",
             "run --config f --log-level debug",
             "check --config f --json --offline",
+            "bench capture",
+            "bench capture --workload toast --rows 1000 --runs 3 --sink null --latency 0 --json",
             "demo",
             "demo --json --keep --messages 10 --partitions 2",
+            "route explain --config f --source s --table t --row {}",
+            "route explain --config f --source s --table a.b --row {} --key id --key x --json",
             "state show --config f",
             "state show --config f --json orders",
             "state reset --config f --source orders --yes --json",
             "state reset --config f --source orders --topic s/t --partition 0",
+            "state rebuild --config f --source orders --yes --json",
+            "state rebuild --config f --source orders --topic s/t --partition 0 --accept-tail 7",
         ] {
             let words = ["tidegate"].into_iter().chain(line.split(' '));
             Arguments::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -154,13 +171,19 @@ mod tests {
     #[test]
     fn wrong_levels_and_numbers_are_usage_errors() {
         for line in [
+            "bench",
+            "bench capture --rows 0",
+            "bench capture --workload huge",
             "demo --messages 0",
             "demo --partitions 0",
             "demo --partitions 1001",
             "run",
             "run --config f --log-level inof",
+            "route explain --config f --source s --table t",
             "state reset --config f",
             "state reset --config f --source orders --partition 0",
+            "state rebuild --config f --source orders --topic s/t --accept-tail 7",
+            "state rebuild --config f --source orders --topic s/t --partition 0 --accept-tail -1",
             "state",
         ] {
             let words = ["tidegate"].into_iter().chain(line.split(' '));

@@ -35,11 +35,18 @@ pub enum Class {
     Peer,
     /// Anything else that is wrong.
     Other,
+    /// Works, and may hurt; it changes no exit code.
+    Warning,
     /// Nothing is wrong, but worth knowing.
     Note,
 }
 
 impl Class {
+    /// Whether something has to be mended.
+    pub fn is_wrong(self) -> bool {
+        !matches!(self, Class::Warning | Class::Note)
+    }
+
     /// The word in reports.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -47,6 +54,7 @@ impl Class {
             Class::State => "state",
             Class::Peer => "peer",
             Class::Other => "finding",
+            Class::Warning => "warning",
             Class::Note => "note",
         }
     }
@@ -97,7 +105,7 @@ pub fn exit_of(findings: &[Finding]) -> Exit {
         Some(Class::State) => Exit::State,
         Some(Class::Peer) => Exit::Peer,
         Some(Class::Other) => Exit::Findings,
-        Some(Class::Note) | None => Exit::Ok,
+        Some(Class::Warning | Class::Note) | None => Exit::Ok,
     }
 }
 
@@ -232,6 +240,7 @@ mod tests {
         let of = |class| Finding { class, ..Finding::note("x", "y") };
         assert_eq!(exit_of(&[]), Exit::Ok);
         assert_eq!(exit_of(&[of(Class::Note)]), Exit::Ok);
+        assert_eq!(exit_of(&[of(Class::Note), of(Class::Warning)]), Exit::Ok);
         assert_eq!(exit_of(&[of(Class::Note), of(Class::Other)]), Exit::Findings);
         assert_eq!(exit_of(&[of(Class::Other), of(Class::Peer)]), Exit::Peer);
         assert_eq!(exit_of(&[of(Class::Peer), of(Class::State)]), Exit::State);

@@ -9,11 +9,16 @@ use super::announce::Announcer;
 use super::report;
 use super::statedir::StateDir;
 use crate::admin::{self, AdminServer, Board, DaemonInfo};
-use crate::config::Plan;
+use crate::config::{ConfigError, Plan};
 use crate::shard::driver::control::{self, Ended, RunOptions, RunOutcome};
 use crate::shard::driver::files::FileFaults;
 use crate::shard::driver::runtime::Runtimes;
 use crate::shard::driver::{limits, signals};
+use crate::shard::mailbox::{Post, mailbox};
+use crate::shard::order::Ask;
+
+/// Orders of operators that wait for the control thread, at most.
+const ORDERS_WAITING: usize = 64;
 
 /// Arguments of `tidegate run`.
 #[derive(Debug, Args)]
@@ -21,10 +26,13 @@ pub struct RunArgs {
     /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Go on behind changes that Postgres no longer has, and record what is missing as a gap
+    #[arg(long)]
+    pub accept_gap: bool,
 }
 
 /// Mirrors until stopped. Logging is set up, the plan is validated; nothing else has happened.
-pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
+pub fn run(plan: Plan, args: &RunArgs) -> Exit {
     // Before anything opens files and sockets of its own.
     let open_files = match limits::raise_open_files() {
         Ok(allowed) => allowed,
@@ -34,12 +42,9 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
         Ok(runtimes) => runtimes,
         Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
     };
-    let state_dir = match StateDir::open(&plan.daemon.state_dir) {
-        Ok(state_dir) => state_dir,
-        Err(error) => return report::fail(false, Exit::State, &error.to_string()),
-    };
-    let found = match state_dir.files() {
-        Ok(found) => found,
+    let opened = StateDir::open(&plan.daemon.state_dir);
+    let (state_dir, found) = match opened.and_then(|dir| dir.files().map(|found| (dir, found))) {
+        Ok(opened) => opened,
         Err(error) => return report::fail(false, Exit::State, &error.to_string()),
     };
     let faults = match FileFaults::from_env() {
@@ -58,18 +63,23 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
     let info = DaemonInfo::new(&plan, shards);
     let mut announcer = Announcer::new(info.started_at);
     let board = Board::new(info);
-    let admin = match admin_of(&plan, &board) {
+    let (post, inbox, heard) = match mailbox(ORDERS_WAITING) {
+        Ok(mailbox) => mailbox,
+        Err(error) => return report::fail(false, Exit::Usage, &format!("sockets: {error}")),
+    };
+    let admin = match admin_of(&plan, &board, post) {
         Ok(admin) => admin,
         Err(why) => return report::fail(false, Exit::Usage, &why),
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         shards,
-        sources = plan.sources.len(),
+        sources = plan.sources.len() + plan.captures.len(),
         state_dir = %plan.daemon.state_dir.display(),
         open_files,
         "started"
     );
+    warn(&plan.warnings);
     let options = RunOptions {
         cpus,
         runtimes,
@@ -79,6 +89,8 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
             announcer.announce(&snapshots, &findings);
             board.publish(snapshots, findings);
         }),
+        orders: Some((inbox, heard)),
+        accept_gap: args.accept_gap,
     };
     let outcome = control::run(&plan, found, options);
     drop(admin);
@@ -89,12 +101,15 @@ pub fn run(plan: Plan, _args: &RunArgs) -> Exit {
     }
 }
 
-fn admin_of(plan: &Plan, board: &Board) -> Result<Option<AdminServer>, String> {
+fn warn(warnings: &[ConfigError]) {
+    for warning in warnings {
+        tracing::warn!(key = warning.key, advice = warning.advice, "{}", warning.seen);
+    }
+}
+
+fn admin_of(plan: &Plan, board: &Board, orders: Post<Ask>) -> Result<Option<AdminServer>, String> {
     let Some(admin) = &plan.admin else { return Ok(None) };
-    let listen = admin.listen;
-    let server = admin::start(listen, board.clone()).map_err(|error| {
-        format!("admin.listen = {listen}: {error}; free the address or set another one")
-    })?;
+    let server = admin::start(admin, board.clone(), orders).map_err(|error| error.to_string())?;
     tracing::info!(address = %server.address(), "admin interface");
     Ok(Some(server))
 }

@@ -1,11 +1,14 @@
-//! `tidegate state show | reset`: saved positions, for people and for programs.
+//! `tidegate state show | reset | rebuild`: saved positions, for people and for programs.
 //!
 //! `show` needs no lock and disturbs no daemon. `reset` holds the lock, asks, and sets files
 //! aside under another name instead of deleting them; for one topic or partition it rewrites them
-//! ([`forget`]). Neither reads passwords or tokens.
+//! ([`forget`]). Neither reads passwords or tokens. [`rebuild`] holds the lock too, asks the
+//! clusters, and then its user.
 #![allow(clippy::disallowed_methods)] // an operator's command, no shard runs
 
+mod capture;
 mod forget;
+pub mod rebuild;
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -22,7 +25,7 @@ use crate::batch::TopicName;
 use crate::config::{self, Plan};
 use crate::shard::driver::files;
 use crate::statefile::inspect::{
-    FeedReport, FoundFile, SourceReport, TopicReport, report as merge,
+    FeedReport, FileReport, FoundFile, SourceReport, TopicReport, report as merge,
 };
 
 /// `tidegate state …`
@@ -33,6 +36,9 @@ pub enum StateCommand {
     /// Forget the positions of a source (its files are set aside), of a topic or of a partition:
     /// the next start begins these anew
     Reset(ResetArgs),
+    /// Read positions back from the destination after their file was lost or the two sides
+    /// contradicted each other, or name the place of one partition
+    Rebuild(rebuild::RebuildArgs),
 }
 
 /// Arguments of `tidegate state show`.
@@ -77,6 +83,7 @@ impl StateCommand {
         match self {
             StateCommand::Show(args) => args.json,
             StateCommand::Reset(args) => args.json,
+            StateCommand::Rebuild(args) => args.json,
         }
     }
 }
@@ -86,6 +93,7 @@ pub fn run(command: &StateCommand) -> Exit {
     let result = match command {
         StateCommand::Show(args) => show(args),
         StateCommand::Reset(args) => reset(args),
+        StateCommand::Rebuild(args) => rebuild::run(args),
     };
     match result {
         Ok(exit) => exit,
@@ -135,6 +143,7 @@ fn show(args: &ShowArgs) -> Result<Exit, Stop> {
 /// A source is known from the configuration or from its files.
 fn check_source(plan: &Plan, files: &[FoundFile], source: &str) -> Result<(), Stop> {
     let mut known: Vec<&str> = plan.sources.iter().map(|source| &*source.key).collect();
+    known.extend(plan.captures.iter().map(|capture| &*capture.key));
     known.extend(files.iter().map(|file| &*file.source));
     known.sort_unstable();
     known.dedup();
@@ -151,14 +160,17 @@ fn source_text(source: &SourceReport) -> String {
         let line = match (&file.error, file.generation, file.saved_at_us) {
             (Some(error), ..) => format!("  {error}\n"),
             (None, generation, saved_at) => format!(
-                "  {}: generation {}, saved {}, {} partitions\n",
+                "  {}: generation {}, saved {}, {}\n",
                 file.file,
                 generation.unwrap_or_default(),
                 utc(saved_at.unwrap_or_default()),
-                file.feeds,
+                content(file),
             ),
         };
         text.push_str(&line);
+    }
+    if !source.captures.is_empty() {
+        text.push_str(&capture::text(&source.captures));
     }
     if source.feeds.is_empty() {
         return text;
@@ -183,6 +195,15 @@ fn source_text(source: &SourceReport) -> String {
         text.push_str(&feed_details(feed));
     }
     text
+}
+
+fn content(file: &FileReport) -> String {
+    let slots = if file.captures == 1 { "slot" } else { "slots" };
+    match (file.feeds, file.captures) {
+        (feeds, 0) => format!("{feeds} partitions"),
+        (0, captures) => format!("{captures} replication {slots}"),
+        (feeds, captures) => format!("{feeds} partitions, {captures} replication {slots}"),
+    }
 }
 
 fn feed_row(feed: &FeedReport) -> Vec<String> {
@@ -240,8 +261,9 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
     if !files.is_empty() && !args.yes {
         let stdin = io::stdin();
         let names: Vec<&str> = files.iter().map(|file| &*file.file).collect();
-        let what = format!("{:?}, {} file(s)", args.source, files.len());
-        confirm(&what, &names, stdin.is_terminal(), &mut stdin.lock())?;
+        let (source, count) = (&args.source, files.len());
+        let question = format!("Forget the positions of {source:?}, {count} file(s)?");
+        confirm(&question, &names, stdin.is_terminal(), &mut stdin.lock())?;
     }
     let moved = set_aside(&files).map_err(|(path, error)| {
         let message = format!("setting {path} aside failed: {error}; nothing after it was touched");
@@ -256,13 +278,20 @@ fn reset(args: &ResetArgs) -> Result<Exit, Stop> {
         for (from, to) in &moved {
             report::out(&format!("{from} is now {to}"));
         }
-        report::out(&format!(
-            "{}: the next start begins at initial_offset; a destination that has messages already \
-             is handled by on_nonempty_destination",
-            args.source
-        ));
+        report::out(&format!("{}: {}", args.source, next_start(&files)));
     }
     Ok(Exit::Ok)
+}
+
+/// What a source does at its next start without the positions in `files`.
+fn next_start(files: &[FoundFile]) -> &'static str {
+    let states = files.iter().filter_map(|file| file.state.as_ref().ok());
+    if states.into_iter().any(|state| !state.captures.is_empty()) {
+        return "the next start begins where the replication slot was confirmed, or makes a new \
+                slot and begins there; changes before that never arrive";
+    }
+    "the next start begins at initial_offset; a destination that has messages already is handled \
+     by on_nonempty_destination"
 }
 
 /// Forgets a part of a source.
@@ -281,8 +310,9 @@ fn reset_some(
     if !args.yes {
         let stdin = io::stdin();
         let names: Vec<&str> = lines.iter().map(String::as_str).collect();
-        let what = format!("{} of {:?}", selection.text(), args.source);
-        confirm(&what, &names, stdin.is_terminal(), &mut stdin.lock())?;
+        let (what, source) = (selection.text(), &args.source);
+        let question = format!("Forget the positions of {what} of {source:?}?");
+        confirm(&question, &names, stdin.is_terminal(), &mut stdin.lock())?;
     }
     forget::write(dir.path(), &rewrite.states).map_err(state_stop)?;
     if args.json {
@@ -335,9 +365,9 @@ fn removed_json(removed: &Removed) -> serde_json::Value {
     })
 }
 
-/// Asks whether `what` is to be forgotten, of which `lines` tell more.
+/// Asks `question`, of which `lines` tell more.
 fn confirm(
-    what: &str,
+    question: &str,
     lines: &[&str],
     terminal: bool,
     input: &mut dyn BufRead,
@@ -345,14 +375,14 @@ fn confirm(
     let refuse = |message: &str| Err(Stop::Other(Exit::Usage, message.to_owned()));
     if !terminal {
         return refuse(
-            "standard input is no terminal, so nobody can be asked; add --yes to forget the \
-             positions without a question",
+            "standard input is no terminal, so nobody can be asked and nothing was changed; add \
+             --yes to go on without a question",
         );
     }
     for line in lines {
         report::complain(&format!("  {line}"));
     }
-    report::complain(&format!("Forget the positions of {what}? [y/N]"));
+    report::complain(&format!("{question} [y/N]"));
     let mut answer = String::new();
     let read = input.read_line(&mut answer);
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -383,7 +413,7 @@ mod tests {
     use super::*;
 
     fn asked(terminal: bool, mut answer: &[u8]) -> bool {
-        confirm("orders", &[], terminal, &mut answer).is_ok()
+        confirm("Forget orders?", &[], terminal, &mut answer).is_ok()
     }
 
     #[test]

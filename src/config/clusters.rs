@@ -57,6 +57,11 @@ pub(super) fn read(root: &Section<'_>) -> Clusters {
     Clusters { by_key }
 }
 
+/// Whether two spellings name one address.
+pub fn same_address(left: &str, right: &str) -> bool {
+    left == right || canonical_address(left) == canonical_address(right)
+}
+
 /// Two spellings of one address compare equal.
 pub(super) fn canonical_address(address: &str) -> String {
     let Some((host, port)) = address.rsplit_once(':') else { return address.to_lowercase() };

@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::clusters::{Clusters, canonical_address};
 use super::reader::{Document, Words, words};
-use super::sources::Edge;
+use super::sources::{Capture, Edge, Sources};
 use crate::batch::TopicName;
 
 /// A topic of a cluster; clusters are numbered by identity, not by key.
 type Node<'e> = (usize, &'e TopicName);
 
-pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, edges: &[Edge]) {
+pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, sources: &Sources) {
+    let edges = &sources.edges;
     let identities = identify(clusters, edges);
     let identity = |key: &str| identities.get(key).copied().unwrap_or(usize::MAX);
     let mut written: HashMap<Node<'_>, usize> = HashMap::new();
@@ -36,6 +37,34 @@ pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, edges: &[Edge]) {
         }
         written.insert(to, index);
         graph.add(from, to, index);
+    }
+    for capture in &sources.captures {
+        let plan = &capture.plan;
+        for to in plan.routing.literals() {
+            if let Some(first) = written.get(&(identity(&plan.to.key), &to)) {
+                let said = into_a_mirror(doc, &to, &edges[*first]);
+                doc.fail(capture.at, capture.path.clone(), said);
+            }
+        }
+    }
+    shared_slots(doc, &sources.captures);
+}
+
+/// Two readers of one slot take each other's changes.
+fn shared_slots(doc: &Document<'_>, captures: &[Capture]) {
+    for (index, capture) in captures.iter().enumerate() {
+        let is_same = |other: &&Capture| {
+            other.plan.slot == capture.plan.slot
+                && other.plan.postgres.same_server(&capture.plan.postgres)
+        };
+        let Some(first) = captures.iter().take(index).find(is_same) else { continue };
+        let line = doc.line_of(first.at);
+        let said = words(
+            format!("slot {:?} is read by {} on line {line}", capture.plan.slot, first.path),
+            "a slot for each source: two readers take each other's changes",
+            "give one of them another slot",
+        );
+        doc.fail(capture.at, capture.path.clone(), said);
     }
 }
 
@@ -125,6 +154,15 @@ fn second_feed(doc: &Document<'_>, edge: &Edge, first: &Edge) -> Words {
         format!("{} on line {line} already writes to {topic} on {place}", first.path),
         "one writer for every destination partition",
         "rename one of the two with to_stream or to_topic, or remove it",
+    )
+}
+
+fn into_a_mirror(doc: &Document<'_>, topic: &TopicName, first: &Edge) -> Words {
+    let line = doc.line_of(first.at);
+    words(
+        format!("{} on line {line} already writes to {topic} on {:?}", first.path, first.to),
+        "one writer for every partition that a mirror writes",
+        "capture into a topic of its own, or rename the mirror's with to_stream or to_topic",
     )
 }
 

@@ -1,18 +1,15 @@
-//! `[daemon]` and `[admin]`.
+//! `[daemon]`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::plan::{AdminPlan, DaemonPlan, LogFormat, Shards};
+use super::plan::{DaemonPlan, LogFormat, Shards};
 use super::reader::{Document, Section, Words, list, nearest, short, words};
 
 pub(super) const DAEMON_KEYS: &[&str] =
     &["state_dir", "shards", "max_buffered_bytes", "drain_timeout", "log_format", "log_level"];
-pub(super) const ADMIN_KEYS: &[&str] = &["listen"];
 
 const DAEMON_LATER: &[&str] = &["commit_stop_grace", "max_in_flight_batches"];
-const ADMIN_LATER: &[&str] = &["token"];
 
 /// More shards than any machine has cores is a typing error.
 const MOST_SHARDS: u64 = 1024;
@@ -42,38 +39,6 @@ pub(super) fn read_daemon(doc: &Document<'_>, root: &Section<'_>) -> Option<Daem
         log_format: log_format.flatten(),
         log_level: log_level.unwrap_or_else(|| "info".to_owned()),
     })
-}
-
-pub(super) fn read_admin(root: &Section<'_>) -> Option<AdminPlan> {
-    let section = root.table("admin")?;
-    section.refuse_unknown(ADMIN_KEYS, ADMIN_LATER);
-    let expected = "a loopback address and port, such as \"127.0.0.1:8099\"";
-    let Some(text) = section.text("listen") else {
-        if !section.has("listen") {
-            let advice = "add listen, or remove [admin] to run without it";
-            section.fail("listen", words("the key is missing", expected, advice));
-        }
-        return None;
-    };
-    let seen = format!("{:?}", short(&text.shown));
-    let Ok(listen) = text.value.parse::<SocketAddr>() else {
-        let advice = "write an IP address and a port; for localhost write 127.0.0.1";
-        section.fail("listen", words(seen, expected, advice));
-        return None;
-    };
-    if !listen.ip().to_canonical().is_loopback() {
-        section.fail(
-            "listen",
-            words(
-                format!("{seen} is reachable from other machines"),
-                expected,
-                "listen on loopback; this version has no token to protect another address, so \
-                 put a proxy in front where remote access is needed",
-            ),
-        );
-        return None;
-    }
-    Some(AdminPlan { listen })
 }
 
 /// Checks a log filter: levels, alone or per module, separated by commas.

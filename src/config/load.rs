@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::error::{ConfigError, ConfigErrors, Position};
@@ -37,6 +38,21 @@ impl Secrets for SystemSecrets {
             .map_err(|error| SecretError::Unreadable(error.to_string()))?
             .ok_or(SecretError::TooLarge { limit: SECRET_LIMIT })?;
         String::from_utf8(bytes).map_err(|_| SecretError::NotText)
+    }
+
+    fn private_file(&self, path: &str) -> Result<String, SecretError> {
+        let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => SecretError::Absent,
+            _ => SecretError::Unreadable(error.to_string()),
+        })?;
+        let mode = metadata.permissions().mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(SecretError::Exposed { mode });
+        }
+        if !metadata.is_file() {
+            return Err(SecretError::Unreadable("it is not a plain file".to_owned()));
+        }
+        self.file(path)
     }
 }
 

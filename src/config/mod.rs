@@ -7,18 +7,28 @@
 //! only the reference as written.
 //!
 //! * `reader` typed reads from a table, `value` durations and sizes, `secret` references
-//! * `daemon`, `clusters`, `sources` one file per table; `crossing` what only shows across
-//!   sources (loops, two feeds onto one partition)
+//! * `daemon`, `admin`, `clusters`, `sources` one file per table, `capture*` for the sources of
+//!   Postgres; `crossing` what only shows across sources (loops, two feeds onto one partition)
+//! * [`postgres`] connection strings and password files of Postgres
 //! * [`budget`] the arithmetic of `max_buffered_bytes` (G6)
 
+mod admin;
 pub mod budget;
+mod capture;
+mod capture_admission;
+pub mod capture_plan;
+mod capture_reach;
+mod capture_routing;
+mod capture_tests;
 mod clusters;
 mod crossing;
 mod daemon;
 mod error;
 mod load;
 pub mod plan;
+pub mod postgres;
 mod reader;
+pub mod routing_plan;
 mod secret;
 mod sources;
 mod value;
@@ -27,10 +37,15 @@ use toml::de::DeTable;
 
 use reader::{Document, Words, words};
 
+pub use admin::{AdminToken, Listen};
+pub use capture_plan::*;
+pub use clusters::same_address;
 pub use daemon::check_log_level;
 pub use error::{ConfigError, ConfigErrors, Position};
 pub use load::{SystemSecrets, load, load_without_credentials};
 pub use plan::*;
+pub use postgres::{ConnInfoError, PostgresHost, PostgresPlan, RootCert, SslMode};
+pub use routing_plan::*;
 pub use secret::{SecretError, Secrets};
 
 /// Top-level tables.
@@ -63,17 +78,23 @@ fn read(doc: &Document<'_>) -> Result<Plan, ConfigErrors> {
     let root = doc.root(root.get_ref());
     root.refuse_unknown(TABLES, &[]);
     let daemon = daemon::read_daemon(doc, &root);
-    let admin = daemon::read_admin(&root);
+    let admin = admin::read_admin(&root);
     let clusters = clusters::read(&root);
-    let sources = sources::read(&root, &clusters);
-    crossing::check(doc, &clusters, &sources.edges);
+    let drain_timeout = daemon.as_ref().map(|daemon| daemon.drain_timeout);
+    let sources = sources::read(&root, &clusters, drain_timeout);
+    crossing::check(doc, &clusters, &sources);
     if let Some(daemon) = &daemon {
-        check_budget(&root, daemon, sources.edges.len());
+        check_budget(&root, daemon, sources.edges.len() + sources.captures.len());
     }
     match daemon {
-        Some(daemon) if !doc.has_findings() => {
-            Ok(Plan { daemon, admin, clusters: clusters.plans(), sources: sources.plans })
-        }
+        Some(daemon) if !doc.has_findings() => Ok(Plan {
+            daemon,
+            admin,
+            clusters: clusters.plans(),
+            sources: sources.plans,
+            captures: sources.captures.into_iter().map(|capture| capture.plan).collect(),
+            warnings: doc.take_warnings(),
+        }),
         _ => Err(doc.take_errors()),
     }
 }
@@ -110,10 +131,17 @@ mod tests {
         let text = include_str!("../../docs/config.md");
         let keys = daemon::DAEMON_KEYS
             .iter()
-            .chain(daemon::ADMIN_KEYS)
+            .chain(admin::ADMIN_KEYS)
             .chain(clusters::KEYS)
             .chain(sources::KEYS)
-            .chain(sources::INCLUDE_KEYS);
+            .chain(sources::INCLUDE_KEYS)
+            .chain(capture::KEYS)
+            .chain(capture_routing::ROUTING_KEYS)
+            .chain(capture_admission::ADMISSION_KEYS)
+            .chain(capture_admission::BREAKER_KEYS)
+            .chain(capture_admission::TOPIC_KEYS)
+            .chain(capture_tests::TEST_KEYS)
+            .chain(capture_tests::EXPECT_KEYS);
         for key in keys {
             assert!(text.contains(&format!("`{key}`")), "docs/config.md does not explain `{key}`");
         }

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::admin::{AdminToken, Listen};
+use super::capture_plan::CapturePlan;
+use super::error::ConfigError;
 use crate::batch::{SourceKey, TopicName};
 
 /// Everything one daemon does.
@@ -19,8 +21,12 @@ pub struct Plan {
     pub admin: Option<AdminPlan>,
     /// `[clusters.<key>]`.
     pub clusters: BTreeMap<Arc<str>, Arc<ClusterPlan>>,
-    /// `[sources.<key>]`, in key order.
+    /// `[sources.<key>]` of `kind = "iggy"`, in key order.
     pub sources: Vec<Arc<MirrorPlan>>,
+    /// `[sources.<key>]` of `kind = "postgres_cdc"`, in key order. No key is in both.
+    pub captures: Vec<Arc<CapturePlan>>,
+    /// What is not wrong but cannot be meant, with place and advice.
+    pub warnings: Vec<ConfigError>,
 }
 
 /// `[daemon]`.
@@ -61,8 +67,10 @@ pub enum LogFormat {
 /// `[admin]`.
 #[derive(Clone, Debug)]
 pub struct AdminPlan {
-    /// Listening address; loopback unless a token protects it.
-    pub listen: SocketAddr,
+    /// Where it listens; other than loopback only with a token.
+    pub listen: Listen,
+    /// What a caller must show to change anything, and off loopback to see anything.
+    pub token: Option<AdminToken>,
 }
 
 /// `[clusters.<key>]`.

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::ops::{Range, RangeInclusive};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -23,7 +24,11 @@ pub(super) struct Document<'d> {
     secrets: &'d dyn Secrets,
     credentials: bool,
     findings: RefCell<Vec<ConfigError>>,
+    warnings: RefCell<Vec<ConfigError>>,
 }
+
+/// The table that an absent one is read as.
+static NOTHING: LazyLock<DeTable<'static>> = LazyLock::new(DeTable::new);
 
 /// The three things a finding says.
 pub(super) struct Words {
@@ -67,7 +72,8 @@ impl<'d> Document<'d> {
         secrets: &'d dyn Secrets,
         credentials: bool,
     ) -> Document<'d> {
-        Document { text, file, secrets, credentials, findings: RefCell::default() }
+        let (findings, warnings) = (RefCell::default(), RefCell::default());
+        Document { text, file, secrets, credentials, findings, warnings }
     }
 
     pub fn text(&self) -> &'d str {
@@ -97,10 +103,25 @@ impl<'d> Document<'d> {
     }
 
     pub fn fail(&self, at: usize, key: String, said: Words) {
+        self.findings.borrow_mut().push(self.finding(at, key, said));
+    }
+
+    /// Not wrong, but hardly meant: the plan is made all the same.
+    pub fn warn(&self, at: usize, key: String, said: Words) {
+        self.warnings.borrow_mut().push(self.finding(at, key, said));
+    }
+
+    fn finding(&self, at: usize, key: String, said: Words) -> ConfigError {
         let Words { seen, expected, advice } = said;
         let at = Some(Position::of(self.text, at));
-        let file = self.file.to_owned();
-        self.findings.borrow_mut().push(ConfigError { file, at, key, seen, expected, advice });
+        ConfigError { file: self.file.to_owned(), at, key, seen, expected, advice }
+    }
+
+    /// The warnings, in the order of the file.
+    pub fn take_warnings(&self) -> Vec<ConfigError> {
+        let mut warnings = self.warnings.take();
+        warnings.sort_by_key(|warning| warning.at);
+        warnings
     }
 
     pub fn line_of(&self, at: usize) -> usize {
@@ -145,6 +166,22 @@ impl<'t> Section<'t> {
     pub fn fail(&self, key: &str, said: Words) {
         let at = self.table.get(key).map_or(self.at, |value| value.span().start);
         self.doc.fail(at, self.path_of(key), said);
+    }
+
+    /// Finding at a place within a key's value.
+    pub fn fail_at(&self, at: usize, key: &str, said: Words) {
+        self.doc.fail(at, self.path_of(key), said);
+    }
+
+    /// Like [`Section::fail`], as a warning.
+    pub fn warn(&self, key: &str, said: Words) {
+        let at = self.table.get(key).map_or(self.at, |value| value.span().start);
+        self.doc.warn(at, self.path_of(key), said);
+    }
+
+    /// Like [`Section::fail_here`], as a warning.
+    pub fn warn_here(&self, said: Words) {
+        self.doc.warn(self.at, self.path.clone(), said);
     }
 
     /// Finding at the table itself.
@@ -197,6 +234,22 @@ impl<'t> Section<'t> {
         }
     }
 
+    /// How many keys it has.
+    pub fn keys(&self) -> usize {
+        self.table.len()
+    }
+
+    /// A table of this one, without a finding if the key holds something else.
+    pub fn peek_table(&self, key: &str) -> Option<Section<'t>> {
+        self.table.get(key).filter(|value| value.get_ref().is_table())?;
+        self.table(key)
+    }
+
+    /// What a table of this one would be if it were there with nothing in it.
+    pub fn empty_table(&self, key: &str) -> Section<'t> {
+        Section { doc: self.doc, table: &NOTHING, path: self.path_of(key), at: self.at }
+    }
+
     /// The tables of an array of tables, with their paths.
     pub fn table_array(&self, key: &str, example: &str) -> Option<Vec<Section<'t>>> {
         let value = self.table.get(key)?;
@@ -236,6 +289,11 @@ impl<'t> Section<'t> {
         let read =
             |item: &Spanned<DeValue<'t>>| Some((item.span().start, self.text_of(key, item)?));
         Some(items.iter().filter_map(read).collect())
+    }
+
+    /// Where passwords are kept, unless the document was opened without credentials.
+    pub fn credentials(&self) -> Option<&'t dyn Secrets> {
+        self.doc.credentials.then_some(self.doc.secrets)
     }
 
     /// A password or token: its text is never shown, and not read at all where the document was
@@ -320,6 +378,10 @@ impl<'t> Section<'t> {
             self.fail(key, words(describe(value.get_ref()), expected, "choose one in that range"));
         }
         number
+    }
+
+    pub fn is_text(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(|value| value.get_ref().is_str())
     }
 
     pub fn is_integer(&self, key: &str) -> bool {

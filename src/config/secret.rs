@@ -9,6 +9,10 @@ pub trait Secrets {
     fn env(&self, name: &str) -> Result<String, SecretError>;
     /// Content of a file, as it is.
     fn file(&self, path: &str) -> Result<String, SecretError>;
+    /// Content of a file that only its owner may read; where rights are not known, of any file.
+    fn private_file(&self, path: &str) -> Result<String, SecretError> {
+        self.file(path)
+    }
 }
 
 /// Why a reference has no value. Never holds the value.
@@ -29,6 +33,15 @@ pub enum SecretError {
     /// The file cannot be opened or read.
     #[error("cannot be read: {0}")]
     Unreadable(String),
+    /// There is no such file.
+    #[error("does not exist")]
+    Absent,
+    /// The file is no secret: its group or the world may read it.
+    #[error("may be read by others (mode {mode:04o}, expected 0600)")]
+    Exposed {
+        /// Its permissions.
+        mode: u32,
+    },
 }
 
 /// A reference that has no value.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::capture_plan::CapturePlan;
 use super::clusters::Clusters;
 use super::plan::{
     ClusterPlan, InitialOffset, MirrorPlan, OnBadRecord, OnCorruptState, OnDestinationLost,
@@ -42,9 +43,9 @@ pub(super) const KEYS: &[&str] = &[
 pub(super) const INCLUDE_KEYS: &[&str] = &["stream", "topic", "to_stream", "to_topic"];
 
 const LATER: &[&str] = &["exclude", "rename", "sync_consumer_offsets", "routing", "transforms"];
-const KINDS: &[(&str, ())] = &[("iggy", ())];
+const KINDS: &[(&str, Kind)] = &[("iggy", Kind::Mirror), ("postgres_cdc", Kind::Capture)];
 const LATER_KINDS: &[&str] =
-    &["postgres_cdc", "postgres_poll", "http", "file", "random", "elasticsearch", "influxdb"];
+    &["postgres_poll", "http", "file", "random", "elasticsearch", "influxdb"];
 const INCLUDE_EXAMPLE: &str = "write include = [{ stream = \"orders\", topic = \"events\" }]";
 
 /// The sources of a file.
@@ -53,6 +54,23 @@ pub(super) struct Sources {
     pub plans: Vec<Arc<MirrorPlan>>,
     /// Every readable entry of every `include`, for the checks across sources.
     pub edges: Vec<Edge>,
+    /// Captures without findings of their own.
+    pub captures: Vec<Capture>,
+}
+
+/// A capture and where the file says so.
+pub(super) struct Capture {
+    pub plan: Arc<CapturePlan>,
+    /// Dotted path of its table.
+    pub path: String,
+    /// Byte offset of its table.
+    pub at: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Mirror,
+    Capture,
 }
 
 /// One copied topic: where from, where to, and where the file says so.
@@ -67,8 +85,12 @@ pub(super) struct Edge {
     pub topic: TopicPlan,
 }
 
-pub(super) fn read(root: &Section<'_>, clusters: &Clusters) -> Sources {
-    let mut sources = Sources { plans: Vec::new(), edges: Vec::new() };
+pub(super) fn read(
+    root: &Section<'_>,
+    clusters: &Clusters,
+    drain_timeout: Option<Duration>,
+) -> Sources {
+    let mut sources = Sources { plans: Vec::new(), edges: Vec::new(), captures: Vec::new() };
     let tables = match root.table("sources") {
         Some(section) => section.tables(),
         None if root.has("sources") => return sources,
@@ -82,8 +104,34 @@ pub(super) fn read(root: &Section<'_>, clusters: &Clusters) -> Sources {
         root.fail("sources", words("no source in it", "at least one source", advice));
     }
     for (key, section) in tables {
-        if let Some(plan) = read_source(key, &section, clusters, &mut sources.edges) {
-            sources.plans.push(Arc::new(plan));
+        let named = is_source_key(key);
+        if !named {
+            section.fail_here(words(
+                "not a usable source name",
+                "1 to 64 of a-z, 0-9, '_' and '-': it becomes part of a file name",
+                "rename the table",
+            ));
+        }
+        // Keys of another kind would only add noise to the one thing that is wrong.
+        if !section.has("kind") {
+            let expected = "kind = \"iggy\" or \"postgres_cdc\"";
+            let advice = "add kind = \"iggy\" for a mirror, or \"postgres_cdc\" for a capture";
+            section.fail("kind", words("the key is missing", expected, advice));
+        }
+        let kind = section.choice("kind", KINDS, LATER_KINDS);
+        match kind {
+            Some(Kind::Capture) => {
+                let plan = super::capture::read(key, &section, clusters, drain_timeout);
+                if let Some(plan) = plan.filter(|_| named) {
+                    let (path, at) = (section.path().to_owned(), section.at());
+                    sources.captures.push(Capture { plan: Arc::new(plan), path, at });
+                }
+            }
+            None if section.has("kind") => {}
+            Some(Kind::Mirror) | None => {
+                let plan = read_source(key, &section, clusters, &mut sources.edges);
+                sources.plans.extend(plan.filter(|_| named).map(Arc::new));
+            }
         }
     }
     sources
@@ -95,21 +143,6 @@ fn read_source(
     clusters: &Clusters,
     edges: &mut Vec<Edge>,
 ) -> Option<MirrorPlan> {
-    let named = is_source_key(key);
-    if !named {
-        section.fail_here(words(
-            "not a usable source name",
-            "1 to 64 of a-z, 0-9, '_' and '-': it becomes part of a file name",
-            "rename the table",
-        ));
-    }
-    // Keys of another kind would only add noise to the one thing that is wrong.
-    if !section.has("kind") {
-        let advice = "add kind = \"iggy\"";
-        section.fail("kind", words("the key is missing", "kind = \"iggy\"", advice));
-    } else {
-        section.choice("kind", KINDS, LATER_KINDS)?;
-    }
     section.refuse_unknown(KEYS, LATER);
     let from = read_cluster_key(section, "from", clusters);
     let to = read_cluster_key(section, "to", clusters);
@@ -125,7 +158,6 @@ fn read_source(
     }
     let settings = read_settings(section);
     let policies = read_policies(section);
-    named.then_some(())?;
     Some(MirrorPlan {
         key: key.into(),
         from: from?.1?,
@@ -161,7 +193,12 @@ fn is_source_key(key: &str) -> bool {
 /// The key as written, and the plan unless the cluster has findings of its own.
 type NamedCluster = (Arc<str>, Option<Arc<ClusterPlan>>);
 
-fn read_cluster_key(section: &Section<'_>, key: &str, clusters: &Clusters) -> Option<NamedCluster> {
+/// The cluster that `key` names.
+pub(super) fn read_cluster_key(
+    section: &Section<'_>,
+    key: &str,
+    clusters: &Clusters,
+) -> Option<NamedCluster> {
     let known = clusters.keys();
     let expected = if known.is_empty() {
         "a table [clusters.<name>]; there is none".to_owned()
@@ -235,7 +272,8 @@ fn read_entry(entry: &Section<'_>) -> Option<TopicPlan> {
     })
 }
 
-fn checked_name(entry: &Section<'_>, key: &str, text: Text) -> Option<String> {
+/// A literal stream or topic name.
+pub(super) fn checked_name(entry: &Section<'_>, key: &str, text: Text) -> Option<String> {
     let name = &text.value;
     let (problem, advice) = if name.is_empty() {
         ("an empty name", "name it")
@@ -286,14 +324,14 @@ fn read_settings(section: &Section<'_>) -> Settings {
         degraded_after: interval("degraded_after", Duration::from_secs(60)),
         commit_failure_threshold: threshold.and_then(|n| u32::try_from(n).ok()).unwrap_or(16),
         verify_checksums: section.boolean("verify_checksums").unwrap_or(true),
-        max_batch_bytes: read_max_batch_bytes(section).unwrap_or(8 << 20),
+        max_batch_bytes: read_batch_bytes(section).unwrap_or(8 << 20),
     };
-    check_retry_order(section, &settings);
+    check_retry_order(section, settings.retry_interval, settings.max_retry_interval);
     settings
 }
 
-fn check_retry_order(section: &Section<'_>, settings: &Settings) {
-    let (first, longest) = (settings.retry_interval, settings.max_retry_interval);
+/// The first wait must not be longer than the longest.
+pub(super) fn check_retry_order(section: &Section<'_>, first: Duration, longest: Duration) {
     if first > longest {
         let key =
             if section.has("retry_interval") { "retry_interval" } else { "max_retry_interval" };
@@ -332,7 +370,8 @@ const LEAST_BATCH: u64 = 4 << 10;
 /// The frame of 64 MiB less what surrounds a batch (M16).
 const MOST_BATCH: u64 = 60 << 20;
 
-fn read_max_batch_bytes(section: &Section<'_>) -> Option<u32> {
+/// `max_batch_bytes`, in its range.
+pub(super) fn read_batch_bytes(section: &Section<'_>) -> Option<u32> {
     let bytes = section.size("max_batch_bytes")?;
     if !(LEAST_BATCH..=MOST_BATCH).contains(&bytes) {
         let expected = format!("{} to {}", show_size(LEAST_BATCH), show_size(MOST_BATCH));
@@ -398,7 +437,7 @@ fn read_policies(section: &Section<'_>) -> Policies {
 }
 
 /// The chosen word, or the first one: the default leads each list.
-fn policy<T: Copy, const N: usize>(
+pub(super) fn policy<T: Copy, const N: usize>(
     section: &Section<'_>,
     key: &str,
     choices: &[(&str, T); N],

@@ -18,6 +18,16 @@ pub const NOT_ACCEPTED_PAUSE: Duration = Duration::from_millis(50);
 pub const NOT_ACCEPTED_LONGEST: Duration = Duration::from_secs(1);
 /// Unknown outcomes with an unmoved end after which the record is halved (M15).
 pub const UNKNOWNS_UNTIL_HALVED: u32 = 3;
+
+/// How much may go out at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Bytes of a record beside the names of its destination.
+    pub bytes: usize,
+    /// Bytes of a renumbered copy; a single message is never copied.
+    pub copied: usize,
+}
+
 /// What is on its way.
 #[derive(Debug)]
 pub struct InFlight {
@@ -122,14 +132,26 @@ impl Writer {
         (self.in_flight.is_none() && !self.queue.is_empty()).then_some(self.not_before)
     }
 
-    /// The next record to send, of at most `most` bytes. `Err` names the upstream offset of a
+    /// Bytes that [`Writer::next`] would copy to renumber a record; 0 if it has nothing to send.
+    pub fn next_copies(&self, now: Millis, most: Most) -> usize {
+        if self.in_flight.is_some() || now < self.not_before {
+            return 0;
+        }
+        let Some(record) = self.queue.front().filter(|record| record.is_head_cut()) else {
+            return 0;
+        };
+        self.fitting(record, most).map_or(0, |count| record.truncated(count).copied_len())
+    }
+
+    /// The next record to send, cut to what `most` allows. `Err` names the upstream offset of a
     /// message that fits no frame.
-    pub fn next(&mut self, now: Millis, most: usize) -> Result<Option<Relay>, u64> {
+    pub fn next(&mut self, now: Millis, most: Most) -> Result<Option<Relay>, u64> {
         if self.in_flight.is_some() || now < self.not_before {
             return Ok(None);
         }
-        let Some(whole) = self.queue.pop_front() else { return Ok(None) };
-        let record = self.fitting(whole, most)?;
+        let Some(front) = self.queue.front() else { return Ok(None) };
+        let count = self.fitting(front, most)?;
+        let Some(record) = self.pop(count) else { return Ok(None) };
         let relay = record.relay();
         self.in_flight = Some(InFlight { record, expected: self.next_offset });
         Ok(Some(relay))
@@ -207,24 +229,106 @@ impl Writer {
         Suspicion::Halved(half)
     }
 
-    /// Cuts a record to what may go out at once; the rest goes back to the front of the queue.
-    fn fitting(&mut self, record: Record, most_bytes: usize) -> Result<Record, u64> {
-        let mut most = self.most_messages.unwrap_or(u32::MAX).min(record.count());
-        while record.truncated(most).len() > most_bytes {
-            if most == 1 {
-                let offset = record.first_offset();
-                self.queue.push_front(record);
-                return Err(offset);
+    /// How many messages of a record may go out at once: less than all where they are more than
+    /// a frame holds, than may be copied, or than the destination takes (M15).
+    fn fitting(&self, record: &Record, most: Most) -> Result<u32, u64> {
+        let mut count = self.most_messages.unwrap_or(u32::MAX).min(record.count());
+        loop {
+            let cut = record.truncated(count);
+            if cut.len() <= most.bytes && cut.copied_len() <= most.copied {
+                return Ok(count);
             }
-            most /= 2;
+            if count == 1 {
+                return Err(record.first_offset());
+            }
+            count /= 2;
         }
-        if most == record.count() {
-            return Ok(record);
-        }
-        let head = record.truncated(most);
+    }
+
+    /// The first `count` messages of the record in front; its rest stays there.
+    fn pop(&mut self, count: u32) -> Option<Record> {
+        let record = self.queue.pop_front()?;
+        let head = record.truncated(count);
         if let Some(rest) = record.from_offset(head.next_offset()) {
             self.queue.push_front(rest);
         }
-        Ok(head)
+        Some(head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::iggy_wire::Verify;
+    use crate::iggy_wire::record::{Message, build_record, scan};
+
+    const ANY: Most = Most { bytes: usize::MAX, copied: usize::MAX };
+    const NOW: Millis = Millis(0);
+
+    /// `count` messages of `size` bytes from offset 100 on, without the first `cut`.
+    fn record(count: usize, size: usize, cut: u64) -> Record {
+        let payload = vec![7; size];
+        let messages = vec![Message { payload: &payload, ..Message::default() }; count];
+        let stored: Bytes = build_record(&messages).unwrap().stored(0, 100, 0);
+        let whole = scan(&stored, Verify::Full).unwrap().remove(0);
+        whole.from_offset(100 + cut).unwrap()
+    }
+
+    /// Sends everything: the ranges that went out, and the most that was copied at once.
+    fn send_all(writer: &mut Writer, most: Most) -> (Vec<(u64, u32)>, usize) {
+        let (mut sent, mut copied) = (Vec::new(), 0);
+        loop {
+            let copies = writer.next_copies(NOW, most);
+            let Some(relay) = writer.next(NOW, most).unwrap() else { return (sent, copied) };
+            assert_eq!(copies > 0, relay.first_offset() > 100 && relay.count() > 1);
+            assert_eq!(writer.next_copies(NOW, most), 0, "one send at a time");
+            copied = copied.max(copies);
+            sent.push((relay.first_offset(), relay.count()));
+            let expected = writer.in_flight.as_ref().map(|sent| sent.expected);
+            assert!(matches!(writer.confirmed(expected), Ack::Done(_)));
+        }
+    }
+
+    #[test]
+    fn a_long_head_cut_record_goes_out_in_pieces_that_may_be_copied() {
+        let mut writer = Writer::default();
+        writer.push(record(41, 1000, 1));
+        let most = Most { copied: 12_000, ..ANY };
+        let (sent, copied) = send_all(&mut writer, most);
+        assert!(sent.len() > 3 && sent.iter().all(|(_, count)| *count > 1), "{sent:?}");
+        let next = sent.iter().fold(101, |at, (first, count)| {
+            assert_eq!(*first, at);
+            at + u64::from(*count)
+        });
+        assert_eq!(next, 141);
+        assert!(copied > 6_000 && copied <= 12_000, "{copied}");
+    }
+
+    #[test]
+    fn a_single_message_goes_out_whatever_may_be_copied() {
+        let mut writer = Writer::default();
+        writer.push(record(3, 50_000, 1));
+        let (sent, copied) = send_all(&mut writer, Most { copied: 1000, ..ANY });
+        assert_eq!((sent, copied), (vec![(101, 1), (102, 1)], 0));
+    }
+
+    #[test]
+    fn a_record_from_its_first_message_on_is_neither_copied_nor_cut() {
+        let mut writer = Writer::default();
+        writer.push(record(41, 1000, 0));
+        let (sent, copied) = send_all(&mut writer, Most { copied: 0, ..ANY });
+        assert_eq!((sent, copied), (vec![(100, 41)], 0));
+    }
+
+    #[test]
+    fn a_message_that_fits_no_frame_is_named_and_stays() {
+        let mut writer = Writer::default();
+        writer.push(record(2, 1000, 1));
+        let most = Most { bytes: 900, ..ANY };
+        assert_eq!(writer.next(NOW, most).unwrap_err(), 101);
+        assert_eq!(writer.next_copies(NOW, most), 0);
+        assert!(!writer.is_empty());
     }
 }

@@ -138,6 +138,24 @@ pub(super) fn renumber(blob: &mut [u8], at: usize, offset_delta: u32) -> Option<
     Some(end)
 }
 
+/// The header of the one frame that is `blob`, with another offset delta and the checksum that goes
+/// with it: the frame is renumbered without a copy of what follows its header.
+pub(super) fn renumbered_header(blob: &[u8], offset_delta: u32) -> Option<[u8; FRAME_HEADER_LEN]> {
+    let (h, rest) = blob.split_first_chunk::<FRAME_HEADER_LEN>()?;
+    let mut h = *h;
+    put::<24, 4, 48>(&mut h, offset_delta.to_le_bytes());
+    let mut sum = RawHasher::<&'static [u8; DEFAULT_SECRET_LENGTH]>::new(SecretBuffer::default());
+    sum.write(h.get(8..)?);
+    sum.write(rest);
+    put::<0, 8, 48>(&mut h, sum.finish().to_le_bytes());
+    Some(h)
+}
+
+/// The checksum that a frame header carries.
+pub(super) fn frame_checksum(h: &[u8; FRAME_HEADER_LEN]) -> u64 {
+    u64::from_le_bytes(get::<0, 8, 48>(h))
+}
+
 /// A frame header without its checksum, which [`renumber`] computes.
 pub(super) fn unsealed_frame_header(
     id: u128,

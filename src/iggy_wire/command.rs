@@ -102,6 +102,15 @@ pub enum Request {
         /// How many messages at most; the server has no byte limit.
         count: u32,
     },
+    /// Code 103 → [`Reply::Primary`]; a server that does not know the code answers 3.
+    Primary {
+        /// Stream name.
+        stream: Arc<str>,
+        /// Topic name.
+        topic: Arc<str>,
+        /// Partition, 0-based.
+        partition: u32,
+    },
     /// Operation 160 → [`Reply::Sent`].
     Send {
         /// Stream name.
@@ -136,6 +145,8 @@ pub enum Reply {
     Topic(Option<TopicInfo>),
     /// Batch records.
     Polled(Polled),
+    /// The node that leads the partition, as far as the node asked knows.
+    Primary(Node),
     /// The confirmed first offset of the batch; `None` is an empty confirmation: done or not, the
     /// position is unknown.
     Sent {
@@ -155,6 +166,14 @@ pub struct Polled {
     pub count: u32,
     /// Batch records back to back, see [`super::record::scan`].
     pub records: Bytes,
+}
+
+impl Polled {
+    /// Bytes of the reply's body: one buffer that lives as long as any record refers to it.
+    pub fn body_len(&self) -> u64 {
+        let records = u64::try_from(self.records.len()).unwrap_or(u64::MAX);
+        records.saturating_add(4 + 8 + 4)
+    }
 }
 
 /// One node of a cluster.

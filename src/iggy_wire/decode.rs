@@ -4,10 +4,12 @@
 //! ```text
 //! result section  count:4 | count x { index:4 code:4 }        metadata operations
 //! poll            partition:4 | current_offset:8 | count:4 | records
+//! route           client:16 session:8 watermark:8 | name:4+n ip:4+n ports:8 role:1 status:1
 //! send            count:4 | count x { stream:4 topic:4 partition:4 base_offset:8 }
 //! ```
 
 use bytes::Bytes;
+use iggy_binary_protocol::responses::messages::PollRoutingResponse;
 use iggy_binary_protocol::responses::streams::get_stream::TopicHeader;
 use iggy_binary_protocol::responses::streams::{GetStreamsResponse, StreamResponse};
 use iggy_binary_protocol::responses::system::describe_options::DescribeOptionsResponse;
@@ -55,6 +57,8 @@ pub enum Expect {
     PartitionsCreated,
     /// Batch records.
     Polled,
+    /// A node.
+    Primary,
     /// Confirmations; of this partition, if the send named one.
     Sent {
         /// Partition the send named.
@@ -88,6 +92,7 @@ impl Expect {
             Request::CreateTopic { .. } => Expect::TopicCreated,
             Request::CreatePartitions { .. } => Expect::PartitionsCreated,
             Request::Poll { .. } => Expect::Polled,
+            Request::Primary { .. } => Expect::Primary,
             Request::Send { to: SendTo::Partition(p), .. } => Expect::Sent { partition: Some(*p) },
             Request::Send { to: SendTo::Balanced, .. } => Expect::Sent { partition: None },
             Request::Logout => Expect::LoggedOut,
@@ -112,7 +117,8 @@ impl Expect {
             | Expect::Stream
             | Expect::Topics
             | Expect::Topic
-            | Expect::Polled => operation == OP_NON_REPLICATED,
+            | Expect::Polled
+            | Expect::Primary => operation == OP_NON_REPLICATED,
         }
     }
 
@@ -130,6 +136,7 @@ impl Expect {
             Expect::TopicCreated => "create topic",
             Expect::PartitionsCreated => "create partitions",
             Expect::Polled => "poll",
+            Expect::Primary => "partition primary",
             Expect::Sent { .. } => "send",
             Expect::LoggedOut => "logout",
         }
@@ -163,6 +170,7 @@ pub fn decode(
         Expect::Topic if body.is_empty() => Reply::Topic(None),
         Expect::Topic | Expect::TopicCreated => Reply::Topic(Some(topic(&body)?)),
         Expect::Polled => Reply::Polled(polled(body)?),
+        Expect::Primary => Reply::Primary(primary(&body)?),
         Expect::Sent { partition } => Reply::Sent { base_offset: sent(&body, partition)? },
     }))
 }
@@ -269,6 +277,11 @@ fn sent(body: &[u8], partition: Option<u32>) -> Result<Option<u64>, WireError> {
 fn cluster(body: &[u8]) -> Result<Vec<Node>, WireError> {
     let (cluster, _) = ClusterMetadataResponse::decode(body).map_err(cold("cluster metadata"))?;
     Ok(cluster.nodes.into_iter().map(node).collect())
+}
+
+fn primary(body: &[u8]) -> Result<Node, WireError> {
+    let (route, _) = PollRoutingResponse::decode(body).map_err(cold("partition primary"))?;
+    Ok(node(route.primary))
 }
 
 fn node(node: ClusterNodeResponse) -> Node {
@@ -381,6 +394,7 @@ fn cold(what: &'static str) -> impl Fn(ProtocolError) -> WireError {
 
 #[cfg(test)]
 mod tests {
+    use iggy_binary_protocol::requests::system::AttachConsumerSessionRequest;
     use iggy_binary_protocol::{WireEncode, WireName, encode_user_headers};
 
     use super::*;
@@ -495,6 +509,41 @@ mod tests {
         }
         let zero = Bytes::from_static(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert!(outcome(&header(OP_CREATE_STREAM), zero).is_err(), "a rejection without a code");
+    }
+
+    #[test]
+    fn a_route_names_the_primary_and_a_cut_one_is_refused() {
+        let primary = ClusterNodeResponse {
+            name: "node-2".to_owned(),
+            ip: "10.0.0.3".to_owned(),
+            tcp_port: 8090,
+            quic_port: 1,
+            http_port: 2,
+            websocket_port: 3,
+            role: 1,
+            status: 0,
+        };
+        let consumer_session =
+            AttachConsumerSessionRequest { client_id: 9, session: 7, metadata_watermark: 5 };
+        let body = PollRoutingResponse { consumer_session, primary }.to_bytes();
+        let reply = decode(Expect::Primary, &header(OP_NON_REPLICATED), body.clone());
+        let Reply::Primary(node) = reply.unwrap().unwrap() else { panic!("another reply") };
+        let named = (node.name.as_str(), node.ip.as_str(), node.tcp_port, node.leader);
+        assert_eq!(named, ("node-2", "10.0.0.3", 8090, false));
+        for end in 0..body.len() {
+            let cut = decode(Expect::Primary, &header(OP_NON_REPLICATED), body.slice(..end));
+            assert!(cut.is_err(), "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn a_server_without_routes_is_told_apart_from_one_that_refuses() {
+        let unknown = ReplyHeader { status: 3, ..header(OP_NON_REPLICATED) };
+        let refused = decode(Expect::Primary, &unknown, Bytes::new()).unwrap().unwrap_err();
+        assert!(refused.is_unsupported());
+        let busy = ReplyHeader { status: 58, ..header(OP_NON_REPLICATED) };
+        let refused = decode(Expect::Primary, &busy, Bytes::new()).unwrap().unwrap_err();
+        assert!(!refused.is_unsupported() && refused.is_not_accepted());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! ```text
 //! poll  header | consumer 01 01 04 id:4 | stream | topic | 01 partition:4
 //!              | strategy:1 value:8 | count:4 | auto_commit 00
+//! route header | the body of a poll, of which the server reads stream, topic and partition
 //! send  header | length:4 | stream | topic | partitioning | count:4 | batch header:256 ‖ frames
 //! names         02 length:1 utf-8          partitioning  01 00 or 02 04 partition:4
 //! ```
@@ -67,7 +68,8 @@ impl fmt::Debug for Credentials {
 /// A request ready for one vectored write: `head`, then `tail`.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Frame header and body, or for a send everything up to and including the batch header.
+    /// Frame header and body, or for a send everything up to and including the batch header, and
+    /// behind it what [`Relay::detached`] holds.
     pub head: Bytes,
     /// The frames of a send, shared with the record.
     pub tail: Option<Bytes>,
@@ -144,6 +146,9 @@ pub fn encode(request: &Request, envelope: Envelope) -> Result<Outgoing, WireErr
         Request::Poll { stream, topic, partition, from, count } => {
             (OP_NON_REPLICATED, false, poll(stream, topic, *partition, *from, *count)?)
         }
+        Request::Primary { stream, topic, partition } => {
+            (OP_NON_REPLICATED, false, poll(stream, topic, *partition, PollFrom::Last, 1)?)
+        }
         Request::Send { stream, topic, to, record } => {
             tail = Some(record.blob().clone());
             (OP_SEND, false, send(stream, topic, *to, record)?)
@@ -195,6 +200,7 @@ pub(super) fn command_code(request: &Request) -> u32 {
         Request::Topics { .. } => codes::GET_TOPICS_CODE,
         Request::Topic { .. } => codes::GET_TOPIC_CODE,
         Request::Poll { .. } => codes::POLL_MESSAGES_CODE,
+        Request::Primary { .. } => codes::GET_POLL_ROUTING_CODE,
         Request::CreateStream { .. }
         | Request::CreateTopic { .. }
         | Request::CreatePartitions { .. }
@@ -231,7 +237,8 @@ fn poll(
 
 fn send(stream: &str, topic: &str, to: SendTo, record: &Relay) -> Result<BytesMut, WireError> {
     let metadata = send_metadata_len(stream, topic, to);
-    let mut buf = head(metadata.saturating_add(4 + BATCH_HEADER_LEN));
+    let detached = record.detached();
+    let mut buf = head(metadata.saturating_add(4 + BATCH_HEADER_LEN + detached.len()));
     buf.put_u32_le(u32::try_from(metadata).unwrap_or(u32::MAX));
     put_name(&mut buf, "stream name", stream)?;
     put_name(&mut buf, "topic name", topic)?;
@@ -244,6 +251,7 @@ fn send(stream: &str, topic: &str, to: SendTo, record: &Relay) -> Result<BytesMu
     }
     buf.put_u32_le(record.count());
     buf.put_slice(&record.header());
+    buf.put_slice(detached);
     Ok(buf)
 }
 

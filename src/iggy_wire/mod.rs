@@ -4,6 +4,7 @@
 //! requests and matches replies. [`record`] checks polled batch records and makes them sendable
 //! without touching payloads. Incomplete input is `Ok(None)`, malformed input a typed error.
 
+pub mod assemble;
 mod blob;
 pub mod build;
 pub mod command;
@@ -15,6 +16,7 @@ mod layout;
 pub mod record;
 pub mod session;
 
+pub use assemble::BatchBuilder;
 pub use command::{
     Node, OptionInfo, PartitionInfo, PollFrom, Polled, Reply, Request, SendTo, StreamInfo,
     TopicInfo, TopicOption,

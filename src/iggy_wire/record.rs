@@ -13,7 +13,10 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::blob::{BATCH_HEADER_LEN, BatchChecksum, BatchHeader, Frame, renumber};
+use super::blob::{
+    BATCH_HEADER_LEN, BatchChecksum, BatchHeader, FRAME_HEADER_LEN, Frame, frame_checksum,
+    renumber, renumbered_header,
+};
 use super::command::Polled;
 
 pub use super::build::{Message, build_record, encode_header};
@@ -59,9 +62,11 @@ pub struct MessageView<'a> {
 /// clone.
 #[derive(Clone)]
 pub struct Relay {
-    pub(super) blob: Bytes,
-    pub(super) header: BatchHeader,
-    pub(super) first_offset: u64,
+    header: BatchHeader,
+    /// Header of the only frame, renumbered; `blob` is what follows it.
+    frame: Option<[u8; FRAME_HEADER_LEN]>,
+    blob: Bytes,
+    first_offset: u64,
 }
 
 /// A record that must not be sent on, named by offset.
@@ -169,15 +174,28 @@ impl Record {
             }
         }
     }
-    /// Ready to send. Whole or tail-cut: new header, blob by reference; head-cut: renumbered copy.
+    /// Bytes that [`Record::relay`] copies: all frames of a head-cut record, unless it is but one.
+    pub fn copied_len(&self) -> usize {
+        if self.is_head_cut() && self.count > 1 { self.blob.len() } else { 0 }
+    }
+    /// Ready to send. Whole or tail-cut: new header, blob by reference. Head-cut: a renumbered
+    /// copy; of a single message only the frame header is copied, however large it is.
     pub fn relay(&self) -> Relay {
-        let blob = if self.is_head_cut() { self.renumbered() } else { self.blob.clone() };
         let header = BatchHeader {
             origin_timestamp: self.origin_timestamp,
             message_count: self.count,
             ..BatchHeader::default()
         };
-        Relay::seal(blob, header, self.first_offset())
+        if !self.is_head_cut() {
+            return Relay::seal(None, self.blob.clone(), header, self.first_offset());
+        }
+        match renumbered_header(&self.blob, 0).filter(|_| self.count == 1) {
+            Some(frame) => {
+                let rest = self.blob.slice(FRAME_HEADER_LEN..);
+                Relay::seal(Some(frame), rest, header, self.first_offset())
+            }
+            None => Relay::seal(None, self.renumbered(), header, self.first_offset()),
+        }
     }
 
     fn renumbered(&self) -> Bytes {
@@ -222,7 +240,7 @@ impl Relay {
     /// Bytes of header and frames.
     #[expect(clippy::len_without_is_empty, reason = "a relay holds at least one message")]
     pub fn len(&self) -> usize {
-        BATCH_HEADER_LEN.saturating_add(self.blob.len())
+        Relay::length(self.frame.as_ref(), &self.blob)
     }
     /// Upstream offset of the first message; 0 for a record that was built, not polled.
     pub fn first_offset(&self) -> u64 {
@@ -232,9 +250,19 @@ impl Relay {
     pub fn header(&self) -> [u8; BATCH_HEADER_LEN] {
         self.header.bytes()
     }
-    /// The frames, deltas 0, 1, 2 …; for a record that was not head-cut the polled buffer itself.
+    /// What goes between header and blob: the only frame's header, if the record was one message
+    /// and head-cut; else nothing.
+    pub fn detached(&self) -> &[u8] {
+        self.frame.as_ref().map_or(&[], |frame| frame)
+    }
+    /// The frames, deltas 0, 1, 2 …, without what [`Relay::detached`] holds. The polled buffer
+    /// itself, unless [`Record::copied_len`] said otherwise.
     pub fn blob(&self) -> &Bytes {
         &self.blob
+    }
+    /// The frames alone, to use their buffer again.
+    pub fn into_blob(self) -> Bytes {
+        self.blob
     }
     /// Header and frames as a server stores and serves them.
     pub fn stored(&self, partition: u32, base_offset: u64, base_timestamp: u64) -> Bytes {
@@ -244,19 +272,42 @@ impl Relay {
             base_timestamp,
             ..self.header
         };
-        header.batch_checksum = header.checksum_over(&self.blob);
+        header.batch_checksum = Relay::checksum(&header, self.frame.as_ref(), &self.blob);
         let mut bytes = Vec::with_capacity(self.len());
         bytes.extend_from_slice(&header.bytes());
+        bytes.extend_from_slice(self.detached());
         bytes.extend_from_slice(&self.blob);
         Bytes::from(bytes)
     }
 
+    /// A batch that was built, its header complete.
+    pub(super) fn sealed(blob: Bytes, header: BatchHeader) -> Relay {
+        Relay { frame: None, blob, header, first_offset: 0 }
+    }
+
     /// Fills in length and checksum.
-    pub(super) fn seal(blob: Bytes, mut header: BatchHeader, first_offset: u64) -> Relay {
-        header.batch_length =
-            u64::try_from(BATCH_HEADER_LEN.saturating_add(blob.len())).unwrap_or(u64::MAX);
-        header.batch_checksum = header.checksum_over(&blob);
-        Relay { blob, header, first_offset }
+    pub(super) fn seal(
+        frame: Option<[u8; FRAME_HEADER_LEN]>,
+        blob: Bytes,
+        mut header: BatchHeader,
+        first_offset: u64,
+    ) -> Relay {
+        let length = Relay::length(frame.as_ref(), &blob);
+        header.batch_length = u64::try_from(length).unwrap_or(u64::MAX);
+        header.batch_checksum = Relay::checksum(&header, frame.as_ref(), &blob);
+        Relay { header, frame, blob, first_offset }
+    }
+
+    fn length(frame: Option<&[u8; FRAME_HEADER_LEN]>, blob: &Bytes) -> usize {
+        let detached = frame.map_or(0, |frame| frame.len());
+        BATCH_HEADER_LEN.saturating_add(detached).saturating_add(blob.len())
+    }
+
+    fn checksum(header: &BatchHeader, frame: Option<&[u8; FRAME_HEADER_LEN]>, blob: &[u8]) -> u64 {
+        let Some(frame) = frame else { return header.checksum_over(blob) };
+        let mut sum = BatchChecksum::new(header);
+        sum.add(frame_checksum(frame));
+        sum.finish()
     }
 }
 
@@ -460,6 +511,31 @@ mod tests {
         let after: Vec<_> = again.messages().map(strip).collect();
         assert_eq!(before, after);
         assert_eq!(one(&bytes).count(), 3, "the polled bytes are untouched");
+    }
+
+    #[test]
+    fn a_single_head_cut_message_is_renumbered_without_copying_it() {
+        let bytes = stored();
+        for (offset, nth) in [(101, 1), (102, 2)] {
+            let rest = one(&bytes).from_offset(offset).unwrap();
+            assert_eq!(rest.copied_len() > 0, rest.count() > 1);
+            let cut = rest.truncated(1);
+            assert_eq!((cut.count(), cut.copied_len()), (1, 0));
+            let relay = cut.relay();
+            let whole = one(&bytes);
+            let (at, frame) = whole.frames().nth(nth).unwrap();
+            let behind_header = &bytes[BATCH_HEADER_LEN + at + FRAME_HEADER_LEN..];
+            assert_eq!(relay.blob().as_ptr(), behind_header.as_ptr(), "the polled buffer itself");
+            assert_eq!(relay.detached().len(), FRAME_HEADER_LEN);
+            assert_eq!(relay.len(), cut.len());
+            // The same bytes as the copy would be.
+            let copy = Relay::seal(None, cut.renumbered(), relay.header, offset);
+            assert_eq!(copy.stored(3, 9, 1), relay.stored(3, 9, 1));
+            let again = one(&relay.stored(3, 9, 1));
+            assert_eq!(again.messages().next().unwrap().payload, frame.payload);
+        }
+        assert_eq!(one(&bytes).copied_len(), 0);
+        assert!(one(&bytes).relay().detached().is_empty());
     }
 
     #[test]

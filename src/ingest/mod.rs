@@ -5,6 +5,7 @@
 
 pub mod history;
 pub mod iggy;
+pub mod postgres_cdc;
 
 /// What a source can promise and what its upstream loses by a commit (C1). Computed by code from
 /// the kind of source, never by configuration.

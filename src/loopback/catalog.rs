@@ -281,15 +281,18 @@ impl Topic {
         }
     }
 
-    /// The partition rows.
-    pub fn rows(&self) -> Vec<PartitionResponse> {
-        let row = |(id, partition): (u32, &Partition)| PartitionResponse {
-            id,
-            created_at: partition.created_at,
-            segments_count: partition.log.segments(),
-            current_offset: partition.log.current(),
-            size_bytes: partition.log.bytes(),
-            messages_count: partition.log.messages(),
+    /// The partition rows, each without its last `lag` messages.
+    pub fn rows(&self, lag: u64) -> Vec<PartitionResponse> {
+        let row = |(id, partition): (u32, &Partition)| {
+            let log = partition.log.without_last(lag);
+            PartitionResponse {
+                id,
+                created_at: partition.created_at,
+                segments_count: log.segments(),
+                current_offset: log.current(),
+                size_bytes: log.bytes(),
+                messages_count: log.messages(),
+            }
         };
         (0u32..).zip(&self.partitions).map(row).collect()
     }

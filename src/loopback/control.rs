@@ -14,10 +14,12 @@ use iggy_binary_protocol::{
     EvictionReason, WireIdentifier, WireName, WireOptions, WirePartitioning, encode_user_headers,
 };
 
+use super::arrivals::{Acked, Arrival};
 use super::catalog::{Counters, Partition, Slots, Stream, Topic};
 use super::core::{Core, Delivery};
 use super::faults::{AppliedFault, Fault, FaultId, Scope, Times};
 use super::messages::SendBody;
+use super::nodes::Nodes;
 use super::options::TopicOptions;
 use super::outbox::lock;
 use super::server::{Shared, unix_micros};
@@ -95,6 +97,21 @@ impl Control {
     /// Where the broker listens.
     pub fn address(&self) -> SocketAddr {
         self.shared.address()
+    }
+
+    /// Messages acked so far, by all connections.
+    pub fn acked(&self) -> Acked {
+        self.shared.arrivals.so_far()
+    }
+
+    /// Remembers every acked message from now on, or none; see [`Control::take_arrivals`].
+    pub fn watch_arrivals(&self, on: bool) {
+        self.shared.arrivals.watch(on);
+    }
+
+    /// Messages acked since the last call, as far as they were watched.
+    pub fn take_arrivals(&self) -> Vec<Arrival> {
+        self.shared.arrivals.take()
     }
 
     /// Sets a fault.
@@ -194,6 +211,11 @@ impl Control {
         let starting = u64::try_from(restart.starting_for.as_micros()).unwrap_or(u64::MAX);
         self.core().starting_until = unix_micros().saturating_add(starting);
         self.start()
+    }
+
+    /// Changes what the nodes of the cluster do; the first one's control is as good as any.
+    pub fn nodes<T>(&self, act: impl FnOnce(&mut Nodes) -> T) -> T {
+        act(self.core().nodes())
     }
 
     /// Creates a topic, and its stream if need be; false when the topic exists.

@@ -14,8 +14,9 @@ use super::answer::{Answer, Call, INVALID_FORMAT, UNAUTHENTICATED};
 use super::catalog::{Slots, Stream, Topic};
 use super::faults::{Fault, FaultTable, Op, Stage, Subject};
 use super::frame::{Frame, RequestHead, eviction};
-use super::log::Log;
+use super::log::{Log, VerifiedBatch};
 use super::messages::{LateSend, SendBody, Target, corrupt_checksum, corrupt_message};
+use super::nodes::Nodes;
 use super::session::{Connection, Session};
 
 /// Which server line the broker answers like.
@@ -44,6 +45,8 @@ pub struct Settings {
     pub max_topic_bytes: u64,
     /// Status for an invalid batch; `None` is silence.
     pub invalid_batch_status: Option<u32>,
+    /// Messages get offsets and are forgotten; their checksums are not looked at.
+    pub discard: bool,
     /// Cluster id stamped on committed replies.
     pub cluster: u128,
     /// Advertised address.
@@ -98,6 +101,7 @@ pub enum Delivery {
 #[derive(Debug)]
 pub struct Core {
     pub(super) settings: Settings,
+    pub(super) nodes: Nodes,
     pub(super) streams: Slots<Stream>,
     pub(super) tokens: Slots<(String, u64)>,
     pub(super) commit: u64,
@@ -118,6 +122,7 @@ impl Default for Settings {
             segment_bytes: 1 << 30,
             max_topic_bytes: u64::MAX,
             invalid_batch_status: None,
+            discard: false,
             cluster: 0x7469_6465_6761_7465,
             ip: "127.0.0.1".to_owned(),
             port: 0,
@@ -128,10 +133,23 @@ impl Default for Settings {
 impl Inbound {
     /// Decodes a request. A batch is checked here, so that the core's lock is not held for it.
     pub fn decode(head: RequestHead, body: Vec<u8>) -> Inbound {
+        Inbound::decode_with(head, body, SendBody::decode)
+    }
+
+    /// The same for a core that discards: a batch is counted and not checked.
+    pub fn counted(head: RequestHead, body: Vec<u8>) -> Inbound {
+        Inbound::decode_with(head, body, SendBody::counted)
+    }
+
+    fn decode_with(
+        head: RequestHead,
+        body: Vec<u8>,
+        send: impl Fn(Vec<u8>) -> SendBody,
+    ) -> Inbound {
         let stamp_matches =
             head.checksum == 0 || head.checksum == u128::from(XxHash3_64::oneshot(&body));
         let action = match (head.operation, head.code) {
-            (SEND, _) => Action::Send(Box::new(SendBody::decode(body))),
+            (SEND, _) => Action::Send(Box::new(send(body))),
             (NON_REPLICATED, POLL | POLL_ON_PRIMARY) => {
                 Action::Poll(PollMessagesRequest::decode_from(&body).ok())
             }
@@ -143,6 +161,14 @@ impl Inbound {
     /// True for a send, whatever becomes of it.
     pub fn is_send(&self) -> bool {
         matches!(self.action, Action::Send(_))
+    }
+
+    /// The messages of a send whose batch is right.
+    pub fn batch(&self) -> Option<&VerifiedBatch> {
+        match &self.action {
+            Action::Send(send) => send.batch(),
+            Action::Poll(_) | Action::Other(_) => None,
+        }
     }
 
     fn op(&self) -> Op {
@@ -174,6 +200,7 @@ impl Core {
             tokens.insert(name, (token.clone(), u64::MAX));
         }
         Core {
+            nodes: Nodes::single(settings.ip.clone(), settings.port),
             settings,
             streams: Slots::default(),
             tokens,
@@ -186,11 +213,26 @@ impl Core {
         }
     }
 
-    /// A peer connected; the answer is its transport id.
+    /// A peer connected to the first node; the answer is its transport id.
     pub fn connect(&mut self, peer: String) -> u64 {
+        self.connect_to(0, peer)
+    }
+
+    /// A peer connected to this node.
+    pub fn connect_to(&mut self, node: usize, peer: String) -> u64 {
         self.last_connection += 1;
-        self.connections.insert(self.last_connection, Connection::new(peer));
+        self.connections.insert(self.last_connection, Connection::new(node, peer));
         self.last_connection
+    }
+
+    /// The nodes of the cluster this broker plays.
+    pub fn nodes(&mut self) -> &mut Nodes {
+        &mut self.nodes
+    }
+
+    /// The node a connection is to.
+    pub(super) fn node_of(&self, connection: u64) -> usize {
+        self.connections.get(&connection).map_or(0, Connection::node)
     }
 
     /// The connection is gone: its session and its group memberships end.
@@ -300,7 +342,9 @@ impl Core {
                 return frame.map(|f| Effect::Reply(f, Delivery::Now)).into_iter().collect();
             }
             Some(Fault::LateAppend { after }) => {
-                let late = self.late(action, target);
+                // A node that does not lead never appends, not even late.
+                let leads = self.nodes.is_primary(self.node_of(call.connection));
+                let late = self.late(action, target).filter(|_| leads);
                 let late = late.map(|late| Effect::LateAppend(after, late));
                 return vec![late.unwrap_or(Effect::Close)];
             }

@@ -7,6 +7,7 @@
 //! Offsets are taken from the header alone, as the server does: a batch whose deltas do not start
 //! at 0 is accepted and damages the log in the same way.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::hash::Hasher;
 
@@ -113,9 +114,27 @@ impl VerifiedBatch {
         Ok(VerifiedBatch { buffer, start, header, checksums })
     }
 
+    /// The same without a look behind the header: for a log that keeps nothing.
+    pub fn trusted(buffer: Vec<u8>, start: usize) -> Result<VerifiedBatch, BatchError> {
+        let batch = buffer.get(start..).ok_or(BatchError::Layout)?;
+        let header = BatchHeader::decode(batch).map_err(|_| BatchError::Layout)?;
+        if header.batch_length != batch.len() as u64 || header.message_count == 0 {
+            return Err(BatchError::Layout);
+        }
+        Ok(VerifiedBatch { buffer, start, header, checksums: Vec::new() })
+    }
+
     /// Messages in the batch.
     pub fn count(&self) -> u32 {
         self.header.message_count
+    }
+
+    /// Origin timestamps of its messages.
+    pub fn origins(&self) -> Vec<u64> {
+        let blob = self.buffer.get(self.start + BATCH_HEADER_SIZE..).unwrap_or_default();
+        let messages = BatchRef::new(self.header, blob).iter_with_offsets();
+        let first = self.header.origin_timestamp;
+        messages.map(|at| first + u64::from(at.message.header.timestamp_delta)).collect()
     }
 }
 
@@ -140,6 +159,13 @@ impl Log {
         header.base_offset
     }
 
+    /// Gives out offsets for messages that are forgotten at once.
+    pub fn skip(&mut self, count: u32) -> u64 {
+        let base = self.next;
+        self.next += u64::from(count);
+        base
+    }
+
     /// At most `count` messages from `from` on.
     pub fn read(&self, from: u64, count: u32) -> Found {
         let mut found = Found::default();
@@ -160,6 +186,16 @@ impl Log {
             }
         }
         found
+    }
+
+    /// The log as a node shows it that has not heard of the last `lag` messages.
+    pub fn without_last(&self, lag: u64) -> Cow<'_, Log> {
+        if lag == 0 {
+            return Cow::Borrowed(self);
+        }
+        let mut seen = self.clone();
+        seen.lose_tail(lag);
+        Cow::Owned(seen)
     }
 
     /// Offset of the first message whose record was appended at or after `timestamp`.

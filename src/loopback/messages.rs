@@ -1,5 +1,7 @@
 //! Sends, polls and consumer offsets.
 
+use std::collections::HashMap;
+
 use bytes::{Bytes, BytesMut};
 use iggy_binary_protocol::batch::{BATCH_CHECKSUM_OFFSET, BATCH_HEADER_SIZE, BatchHeader};
 use iggy_binary_protocol::batch::{BATCH_MESSAGE_HEADER_SIZE, BatchRef};
@@ -21,7 +23,8 @@ use super::catalog::{ConsumerKey, Partition, Topic};
 use super::core::{Action, Core, Flavour, POLL_ON_PRIMARY};
 use super::faults::Op;
 use super::frame::Frame;
-use super::log::{BatchError, VerifiedBatch};
+use super::log::{BatchError, Log, VerifiedBatch};
+use super::nodes::NOT_ACCEPTED;
 
 pub(super) const RESOURCE_NOT_FOUND: u32 = 20;
 pub(super) const STREAM_NOT_FOUND: u32 = 1009;
@@ -64,6 +67,18 @@ pub struct LateSend {
 impl SendBody {
     /// Splits `metadata length | metadata | batch` and checks the batch.
     pub(super) fn decode(body: Vec<u8>) -> SendBody {
+        SendBody::decode_with(body, VerifiedBatch::check)
+    }
+
+    /// The same for a broker that keeps nothing: the messages are only counted.
+    pub(super) fn counted(body: Vec<u8>) -> SendBody {
+        SendBody::decode_with(body, VerifiedBatch::trusted)
+    }
+
+    fn decode_with(
+        body: Vec<u8>,
+        check: impl Fn(Vec<u8>, usize) -> Result<VerifiedBatch, BatchError>,
+    ) -> SendBody {
         let length = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
         let end = length.and_then(|length| (length as usize).checked_add(4)).unwrap_or(usize::MAX);
         let head = body.get(4..end).and_then(|metadata| {
@@ -72,12 +87,17 @@ impl SendBody {
         });
         let batch = match &head {
             None => Err(BatchError::Layout),
-            Some(head) => VerifiedBatch::check(body, end).and_then(|batch| {
+            Some(head) => check(body, end).and_then(|batch| {
                 let same = batch.count() == head.messages_count;
                 same.then_some(batch).ok_or(BatchError::Layout)
             }),
         };
         SendBody { head, batch }
+    }
+
+    /// The batch, if there is a right one.
+    pub(super) fn batch(&self) -> Option<&VerifiedBatch> {
+        self.batch.as_ref().ok()
     }
 
     /// The checked batch alone.
@@ -142,6 +162,9 @@ impl Core {
             Some(Err(status)) => return Answer::Denied(status),
             None => return Answer::Denied(INVALID_COMMAND),
         };
+        if !self.nodes.is_primary(self.node_of(call.connection)) {
+            return Answer::Denied(NOT_ACCEPTED);
+        }
         let Ok(batch) = send.batch else {
             return match self.settings.invalid_batch_status {
                 Some(status) => Answer::Denied(status),
@@ -171,11 +194,15 @@ impl Core {
     ) -> Option<(u64, u64)> {
         let default_segment = self.settings.segment_bytes;
         let default_limit = self.settings.max_topic_bytes;
+        let discard = self.settings.discard;
         let topic = self.topic_mut(target.stream, target.topic)?;
         let segment = topic.options.segment_size(default_segment);
         let limit = topic.options.max_size().min(default_limit);
         let partition = topic.partition_mut(target.partition)?;
-        let base = partition.log.append(batch, target.partition, now, segment);
+        let base = match discard {
+            true => partition.log.skip(batch.count()),
+            false => partition.log.append(batch, target.partition, now, segment),
+        };
         partition.ops += 1;
         partition.counters.sends_applied += 1;
         let ops = partition.ops;
@@ -231,19 +258,21 @@ impl Core {
             None => return polled(RESYNC, 0, 0, Vec::new()),
         };
         let starting = call.now < self.starting_until;
+        let lag = self.nodes.lag(self.node_of(call.connection));
         let Some(partition) = self.partition_mut(target) else {
             return local_status(PARTITION_NOT_FOUND);
         };
         if starting {
             return polled(target.partition, 0, 0, Vec::new());
         }
-        let from = start(partition, &poll.strategy, poll.count, key);
-        let found = partition.log.read(from, poll.count);
+        let seen = partition.log.without_last(lag);
+        let from = start(&seen, &partition.offsets, &poll.strategy, poll.count, key);
+        let (found, current) = (seen.read(from, poll.count), seen.current());
         if let Some(last) = found.last.filter(|_| poll.auto_commit) {
             partition.offsets.insert(key, last);
             partition.ops += 1;
         }
-        polled(target.partition, partition.log.current(), found.count, found.pieces)
+        polled(target.partition, current, found.count, found.pieces)
     }
 
     /// Whose offsets count, and the partition read; `None` for a group poll by a stranger or of a
@@ -284,6 +313,9 @@ impl Core {
             Ok(found) => found,
             Err(status) => return Answer::Denied(status),
         };
+        if !self.nodes.is_primary(self.node_of(call.connection)) {
+            return Answer::Denied(NOT_ACCEPTED);
+        }
         let Some(partition) = self.partition_mut(target) else {
             return Answer::Denied(RESOURCE_NOT_FOUND);
         };
@@ -311,6 +343,9 @@ impl Core {
             Ok(found) => found,
             Err(status) => return Answer::Denied(status),
         };
+        if !self.nodes.is_primary(self.node_of(call.connection)) {
+            return Answer::Denied(NOT_ACCEPTED);
+        }
         let Some(partition) = self.partition_mut(target) else {
             return Answer::Denied(RESOURCE_NOT_FOUND);
         };
@@ -404,12 +439,12 @@ impl Core {
 }
 
 fn start(
-    partition: &Partition,
+    log: &Log,
+    offsets: &HashMap<ConsumerKey, u64>,
     strategy: &WirePollingStrategy,
     count: u32,
     key: ConsumerKey,
 ) -> u64 {
-    let log = &partition.log;
     const OFFSET: u8 = WirePollingStrategy::offset(0).kind;
     const TIMESTAMP: u8 = WirePollingStrategy::timestamp(0).kind;
     const FIRST: u8 = WirePollingStrategy::first().kind;
@@ -419,7 +454,7 @@ fn start(
         TIMESTAMP => log.offset_at(strategy.value),
         FIRST => log.earliest(),
         LAST => log.next().saturating_sub(u64::from(count)),
-        _ => partition.offsets.get(&key).map_or(0, |stored| stored + 1),
+        _ => offsets.get(&key).map_or(0, |stored| stored + 1),
     }
 }
 

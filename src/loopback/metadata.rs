@@ -168,7 +168,7 @@ impl Core {
         let id = id.ok_or(Refusal::Committed(TOPIC_EXISTS))?;
         let topic = stream.topics.get(id).ok_or(Refusal::Committed(TOPIC_NOT_FOUND))?;
         let head = topic.head(id, &name, flavour, segment);
-        let mut response = GetTopicResponse { topic: head, partitions: topic.rows() };
+        let mut response = GetTopicResponse { topic: head, partitions: topic.rows(0) };
         // The partitions' first segments are made after the reply is built.
         response.partitions.iter_mut().for_each(|row| row.segments_count = 0);
         Ok(with_result_section(&response))

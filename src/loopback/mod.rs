@@ -6,11 +6,13 @@
 //!                 └────────── Control ──────────┘   named faults, direct writes, restart, pause
 //! ```
 //!
-//! It stands in for a broker in tests, benchmarks and the demo: everything is in memory, one node,
-//! one lock. The core is pure; time comes in as an argument. It owns no client behaviour and no
-//! durability: what a crash would lose is lost on request ([`Restart`]).
+//! It stands in for a broker in tests, benchmarks and the demo: everything is in memory, one lock,
+//! one node or several that are views of the same log ([`Nodes`]). The core is pure; time comes in
+//! as an argument. It owns no client behaviour and no durability: what a crash would lose is lost
+//! on request ([`Restart`]).
 
 mod answer;
+mod arrivals;
 pub mod catalog;
 mod control;
 pub mod core;
@@ -21,6 +23,7 @@ mod golden;
 pub mod log;
 mod messages;
 mod metadata;
+pub mod nodes;
 mod options;
 mod outbox;
 mod query;
@@ -33,9 +36,11 @@ mod tests;
 
 pub use iggy_binary_protocol::EvictionReason;
 
+pub use self::arrivals::{Acked, Arrival};
 pub use self::catalog::Counters;
 pub use self::control::{Control, ControlError, Message, Restart, StoredMessage};
 pub use self::core::Flavour;
 pub use self::faults::{AppliedFault, Fault, FaultId, Op, Scope, Times};
 pub use self::messages::LateSend;
+pub use self::nodes::Nodes;
 pub use self::server::{Server, ServerOptions};

@@ -24,9 +24,7 @@ use iggy_binary_protocol::responses::personal_access_tokens::{
 use iggy_binary_protocol::responses::streams::{
     GetStreamResponse, GetStreamsResponse, TopicHeader,
 };
-use iggy_binary_protocol::responses::system::{
-    ClusterMetadataResponse, ClusterNodeResponse, DescribeOptionsResponse, StatsResponse,
-};
+use iggy_binary_protocol::responses::system::{DescribeOptionsResponse, StatsResponse};
 use iggy_binary_protocol::responses::topics::{GetTopicResponse, GetTopicsResponse};
 use iggy_binary_protocol::{
     EvictionReason, WireDecode, WireEncode, WireIdentifier, WireName, lookup_command,
@@ -57,11 +55,11 @@ impl Core {
     /// `Ok(None)` is an empty body: done, or nothing there.
     fn ask(&self, call: &Call, body: &[u8]) -> Result<Option<Bytes>, u32> {
         let bad = |_| INVALID_COMMAND;
-        let release = self.settings.flavour == Flavour::Release;
+        let release = self.settings.flavour == Flavour::Release && self.nodes.knows_routes();
         let answer = match call.head.code {
             codes::PING_CODE => None,
             codes::GET_STATS_CODE => Some(self.stats().to_bytes()),
-            codes::GET_CLUSTER_METADATA_CODE => Some(self.cluster().to_bytes()),
+            codes::GET_CLUSTER_METADATA_CODE => Some(self.nodes.roster().to_bytes()),
             codes::DESCRIBE_OPTIONS_CODE => {
                 Some(self.describe(&DescribeOptionsRequest::decode_from(body).map_err(bad)?))
             }
@@ -77,7 +75,7 @@ impl Core {
             }
             codes::GET_STREAMS_CODE => Some(self.stream_rows().to_bytes()),
             codes::GET_TOPIC_CODE => {
-                self.topic_row(&GetTopicRequest::decode_from(body).map_err(bad)?)
+                self.topic_row(&GetTopicRequest::decode_from(body).map_err(bad)?, call)
             }
             codes::GET_TOPICS_CODE => {
                 let stream = GetTopicsRequest::decode_from(body).map_err(bad)?.stream_id;
@@ -95,7 +93,7 @@ impl Core {
             }
             codes::ATTACH_CONSUMER_SESSION_CODE if release => None,
             codes::GET_POLL_ROUTING_CODE | codes::GET_CONSUMER_OFFSET_ROUTING_CODE if release => {
-                Some(self.routing(call).to_bytes())
+                Some(self.routing(call)?.to_bytes())
             }
             code => return Err(unknown_code(code, release)),
         };
@@ -114,12 +112,13 @@ impl Core {
         GetStreamsResponse { streams: rows.collect() }
     }
 
-    fn topic_row(&self, request: &GetTopicRequest) -> Option<Bytes> {
+    fn topic_row(&self, request: &GetTopicRequest, call: &Call) -> Option<Bytes> {
         let (stream, id) = self.find_topic(&request.stream_id, &request.topic_id).ok()?;
         let topics = &self.streams.get(stream)?.topics;
         let (topic, name) = (topics.get(id)?, topics.name(id)?);
         let head = topic.head(id, name, self.settings.flavour, self.settings.segment_bytes);
-        Some(GetTopicResponse { topic: head, partitions: topic.rows() }.to_bytes())
+        let lag = self.nodes.lag(self.node_of(call.connection));
+        Some(GetTopicResponse { topic: head, partitions: topic.rows(lag) }.to_bytes())
     }
 
     fn topic_rows(&self, stream: &WireIdentifier) -> GetTopicsResponse {
@@ -229,31 +228,15 @@ impl Core {
         }
     }
 
-    fn cluster(&self) -> ClusterMetadataResponse {
-        ClusterMetadataResponse { name: "single-node".to_owned(), nodes: vec![self.node()] }
-    }
-
-    fn node(&self) -> ClusterNodeResponse {
-        ClusterNodeResponse {
-            name: "iggy-node".to_owned(),
-            ip: self.settings.ip.clone(),
-            tcp_port: self.settings.port,
-            quic_port: 0,
-            http_port: 0,
-            websocket_port: 0,
-            role: 0,
-            status: 0,
-        }
-    }
-
-    fn routing(&self, call: &Call) -> PollRoutingResponse {
+    fn routing(&self, call: &Call) -> Result<PollRoutingResponse, u32> {
         let bound = self.bound(call.connection);
         let consumer_session = AttachConsumerSessionRequest {
             client_id: bound.map_or(call.head.client, |bound| bound.client),
             session: bound.map_or(0, |bound| bound.session),
             metadata_watermark: self.commit,
         };
-        PollRoutingResponse { consumer_session, primary: self.node() }
+        let primary = self.nodes.route(self.node_of(call.connection))?;
+        Ok(PollRoutingResponse { consumer_session, primary })
     }
 
     fn stats(&self) -> StatsResponse {

@@ -16,9 +16,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use iggy_binary_protocol::HEADER_SIZE;
 use socket2::{Domain, SockRef, Socket, Type};
 
+use super::arrivals::Arrivals;
 use super::control::Control;
-use super::core::{Core, Effect, Flavour, Inbound, Settings};
+use super::core::{Core, Delivery, Effect, Flavour, Inbound, Settings};
 use super::frame::{Framing, RequestHead, framing};
+use super::log::VerifiedBatch;
 use super::messages::LateSend;
 use super::outbox::{Gate, Link, lock};
 
@@ -47,6 +49,8 @@ pub struct ServerOptions {
     pub max_topic_bytes: u64,
     /// Status for an invalid batch; `None` is silence, as the edge server does.
     pub invalid_batch_status: Option<u32>,
+    /// Ack sends at once, count their messages and keep nothing: for benchmarks.
+    pub discard: bool,
 }
 
 /// A running broker; dropping it ends every thread and connection.
@@ -59,8 +63,12 @@ pub struct Server {
 /// What front, timer and controls share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) core: Mutex<Core>,
+    pub(super) core: Arc<Mutex<Core>>,
+    /// Which node of the core this is the door to.
+    node: usize,
     pub(super) gate: Gate,
+    pub(super) arrivals: Arrivals,
+    discard: bool,
     links: Mutex<HashMap<u64, Arc<Link>>>,
     links_changed: Condvar,
     listening: Mutex<Option<Listening>>,
@@ -91,6 +99,25 @@ impl Default for ServerOptions {
             segment_bytes: settings.segment_bytes,
             max_topic_bytes: settings.max_topic_bytes,
             invalid_batch_status: settings.invalid_batch_status,
+            discard: settings.discard,
+        }
+    }
+}
+
+impl ServerOptions {
+    fn settings(&self, address: SocketAddr) -> Settings {
+        Settings {
+            users: self.users.clone(),
+            tokens: self.tokens.clone(),
+            version: self.version.clone(),
+            flavour: self.flavour,
+            segment_bytes: self.segment_bytes,
+            max_topic_bytes: self.max_topic_bytes,
+            invalid_batch_status: self.invalid_batch_status,
+            discard: self.discard,
+            ip: address.ip().to_string(),
+            port: address.port(),
+            ..Settings::default()
         }
     }
 }
@@ -98,29 +125,39 @@ impl Default for ServerOptions {
 impl Server {
     /// Listens and serves.
     pub fn start(options: ServerOptions) -> io::Result<Server> {
-        let wanted: SocketAddr = options
-            .address
-            .parse()
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let reserved = bound_socket(wanted)?;
-        let address = reserved
-            .local_addr()?
-            .as_socket()
-            .ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
-        let settings = Settings {
-            users: options.users,
-            tokens: options.tokens,
-            version: options.version,
-            flavour: options.flavour,
-            segment_bytes: options.segment_bytes,
-            max_topic_bytes: options.max_topic_bytes,
-            invalid_batch_status: options.invalid_batch_status,
-            ip: address.ip().to_string(),
-            port: address.port(),
-            ..Settings::default()
-        };
+        let (reserved, address) = reserve(&options.address)?;
+        let core = Arc::new(Mutex::new(Core::new(options.settings(address))));
+        Server::open(core, 0, reserved, address)
+    }
+
+    /// Starts `count` nodes of one cluster, each with its own port; the first leads. All have the
+    /// same log: see [`super::Nodes`] for what makes them differ.
+    pub fn start_cluster(options: ServerOptions, count: usize) -> io::Result<Vec<Server>> {
+        let doors: Vec<_> =
+            (0..count).map(|_| reserve(&options.address)).collect::<io::Result<_>>()?;
+        let Some((_, first)) = doors.first() else { return Ok(Vec::new()) };
+        let mut core = Core::new(options.settings(*first));
+        for (_, address) in &doors[1..] {
+            core.nodes().add(&address.ip().to_string(), address.port());
+        }
+        let core = Arc::new(Mutex::new(core));
+        let open =
+            |(node, (reserved, address))| Server::open(Arc::clone(&core), node, reserved, address);
+        doors.into_iter().enumerate().map(open).collect()
+    }
+
+    fn open(
+        core: Arc<Mutex<Core>>,
+        node: usize,
+        reserved: Socket,
+        address: SocketAddr,
+    ) -> io::Result<Server> {
+        let discard = lock(&core).settings.discard;
         let shared = Arc::new(Shared {
-            core: Mutex::new(Core::new(settings)),
+            discard,
+            core,
+            node,
+            arrivals: Arrivals::default(),
             gate: Gate::default(),
             links: Mutex::new(HashMap::new()),
             links_changed: Condvar::new(),
@@ -262,7 +299,7 @@ impl Shared {
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
             move || link.run_timed(&shared.gate)
         })?;
-        let id = lock(&self.core).connect(peer.to_string());
+        let id = lock(&self.core).connect_to(self.node, peer.to_string());
         lock(&self.links).insert(id, Arc::clone(&link));
         let reader = std::thread::Builder::new().name("loopback-conn".to_owned()).spawn({
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
@@ -303,14 +340,29 @@ impl Shared {
             if link.is_closed() {
                 return Ok(());
             }
-            let inbound = Inbound::decode(RequestHead::read(&header), body);
+            let head = RequestHead::read(&header);
+            let inbound = match self.discard {
+                true => Inbound::counted(head, body),
+                false => Inbound::decode(head, body),
+            };
             if inbound.is_send() {
                 link.send_arrived();
             }
+            let batch = inbound.batch();
+            let count = batch.map_or(0, VerifiedBatch::count);
+            let watched = batch.filter(|_| self.arrivals.is_watching());
+            let origins = watched.map(VerifiedBatch::origins).unwrap_or_default();
             let effects = lock(&self.core).handle(id, inbound, unix_micros());
             for effect in effects {
                 match effect {
-                    Effect::Reply(frame, delivery) => link.deliver(&self.gate, frame, delivery)?,
+                    Effect::Reply(frame, delivery) => {
+                        let is_now = delivery == Delivery::Now && count > 0;
+                        let is_ack = is_now && frame.answers_send && frame.is_ok();
+                        link.deliver(&self.gate, frame, delivery)?;
+                        if is_ack {
+                            self.arrivals.acked(count, &origins, unix_micros());
+                        }
+                    }
                     Effect::Close => return Ok(()),
                     Effect::LateAppend(after, send) => {
                         self.close_and_append_later(link, after, send);
@@ -362,6 +414,16 @@ impl Shared {
 pub(super) fn unix_micros() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A port that is ours, whether we listen or not.
+fn reserve(address: &str) -> io::Result<(Socket, SocketAddr)> {
+    let wanted: SocketAddr =
+        address.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let reserved = bound_socket(wanted)?;
+    let address = reserved.local_addr()?.as_socket();
+    let address = address.ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+    Ok((reserved, address))
 }
 
 /// `SO_REUSEADDR` lets the listening socket share the port with the reserving one.

@@ -13,6 +13,7 @@ use iggy_binary_protocol::{
 use super::answer::{Answer, Call};
 use super::core::Core;
 use super::frame::Frame;
+use super::nodes::NOT_ACCEPTED;
 
 /// Replies of metadata operations kept per session, to answer a repeated number.
 const CACHED_REPLIES: usize = 5;
@@ -20,6 +21,7 @@ const CACHED_REPLIES: usize = 5;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
+    node: usize,
     peer: String,
     bound: Option<Bound>,
 }
@@ -42,8 +44,13 @@ pub(super) struct Session {
 
 impl Connection {
     /// Nobody has logged in yet.
-    pub(super) fn new(peer: String) -> Connection {
-        Connection { peer, bound: None }
+    pub(super) fn new(node: usize, peer: String) -> Connection {
+        Connection { node, peer, bound: None }
+    }
+
+    /// The node it is to.
+    pub(super) fn node(&self) -> usize {
+        self.node
     }
 }
 
@@ -66,6 +73,9 @@ impl Core {
         }
         if number <= session.watermark {
             return self.rejection(call.head.operation, 59);
+        }
+        if !self.nodes.is_leader(self.node_of(call.connection)) {
+            return self.rejection(call.head.operation, NOT_ACCEPTED);
         }
         let answer = self.metadata(call, body);
         let committed = matches!(answer, Answer::Committed { .. });

@@ -35,6 +35,36 @@ fn peer(control: &Control) -> Peer {
 }
 
 #[test]
+fn a_broker_that_discards_gives_out_offsets_and_counts() {
+    let (_server, control) =
+        broker_with(ServerOptions { discard: true, ..ServerOptions::default() });
+    let mut peer = peer(&control);
+    assert_eq!(confirmed(&peer.send(0, 1, 3)), 0);
+    assert_eq!(confirmed(&peer.send(0, 4, 2)), 3);
+    assert_eq!(control.end(STREAM, TOPIC, 0), Ok(5));
+    assert_eq!(polled(&peer.poll(0, 0, 10)), Ok(Vec::new()));
+    eventually("the count", || control.acked().messages == 5);
+    assert_eq!(control.acked().sends, 2);
+    assert!(control.take_arrivals().is_empty(), "nobody asked for them");
+}
+
+#[test]
+fn watched_arrivals_are_those_that_were_acked() {
+    let (_server, control) = broker();
+    let mut peer = peer(&control);
+    control.watch_arrivals(true);
+    control.fault_once(Fault::Reject { code: 57, applied: false }, Scope::sends());
+    assert_eq!(peer.send(0, 1, 2).status, 57);
+    assert_eq!(confirmed(&peer.send(0, 1, 2)), 0);
+    eventually("the count", || control.acked().messages == 2);
+    let arrivals = control.take_arrivals();
+    let origins: Vec<u64> = arrivals.iter().map(|arrival| arrival.origin % 1_000).collect();
+    assert_eq!(origins, [0, 1]);
+    assert!(arrivals.iter().all(|arrival| arrival.acked == control.acked().last));
+    assert!(control.take_arrivals().is_empty());
+}
+
+#[test]
 fn dropped_request_is_neither_applied_nor_answered() {
     let (_server, control) = broker();
     let mut peer = peer(&control);

@@ -6,11 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::batch::{FeedId, SourceKey};
-use crate::config::MirrorPlan;
+use crate::config::{CapturePlan, MirrorPlan, PostgresPlan};
 use crate::iggy_wire::{Reply, Request};
-use crate::statefile::FeedState;
+use crate::ingest::postgres_cdc::Spill;
+use crate::pg_wire::query::Rows;
+use crate::pg_wire::startup::{ServerInfo, StartupError};
+use crate::pg_wire::{Notice, ServerError};
+use crate::shard::order::{Abandon, Answer};
 pub use crate::statefile::store::SaveError;
+use crate::statefile::{CaptureState, FeedState};
 use crate::time::Millis;
 
 /// A connection slot of one shard. The pipeline numbers them; a slot is dialled again after it
@@ -22,6 +29,18 @@ pub struct ConnId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
+/// A connection slot to a Postgres server; numbered and reused as [`ConnId`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PgConnId(pub u32);
+/// Where a connection leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// `host:port` as it was dialled.
+    pub address: Arc<str>,
+    /// Address and port of the peer, as the socket knows them.
+    pub peer: Arc<str>,
+}
+
 /// What the pipeline asks of the driver.
 #[derive(Debug)]
 pub enum Command {
@@ -32,6 +51,8 @@ pub enum Command {
         conn: ConnId,
         /// Key in `[clusters]`.
         cluster: Arc<str>,
+        /// `host:port` of the node to reach; `None`: the configured addresses in order.
+        node: Option<Arc<str>>,
     },
     /// Close the socket at once (`SO_LINGER` 0). Outstanding requests end as
     /// [`Failure::Lost`], then [`Event::ConnDown`] follows.
@@ -64,8 +85,53 @@ pub enum Command {
         /// Encoded file, see [`crate::statefile::format`].
         image: Vec<u8>,
     },
+    /// Work for a connection to Postgres.
+    Pg {
+        /// Slot.
+        conn: PgConnId,
+        /// What to do.
+        command: PgCommand,
+    },
+    /// Work on a spill file → [`Event::Spilled`], in order.
+    Spill {
+        /// Whose.
+        feed: FeedId,
+        /// What to do.
+        op: Spill,
+    },
     /// A message to the control thread.
     Control(ToControl),
+}
+
+/// What is asked of a connection to Postgres.
+#[derive(Debug)]
+pub enum PgCommand {
+    /// Dial and log in → [`PgEvent::Up`] or [`PgEvent::Down`]. The slot is down. Each address is
+    /// tried within the plan's `connect_timeout`.
+    Connect {
+        /// Where, and as whom.
+        plan: Arc<PostgresPlan>,
+        /// Ask for a walsender.
+        replication: bool,
+    },
+    /// A simple query → [`PgEvent::Answer`], or [`PgEvent::CopyStarted`] for START_REPLICATION.
+    /// Several are answered in order; none may be asked while a copy runs.
+    Query(String),
+    /// In a copy: deliver one [`PgEvent::Chunk`]. Nothing is read from the socket without this.
+    /// A second grant before the first is used replaces it.
+    Read {
+        /// Bytes of a chunk at most, unless a single message is larger.
+        most: u32,
+        /// Messages larger than this are not read: [`PgEvent::TooLarge`].
+        largest: u32,
+    },
+    /// In a copy: whole messages to send, in order, whether or not anything is read.
+    Write(Vec<u8>),
+    /// From now on a granted read that brings no byte for this long ends the connection as
+    /// [`PgConnError::Silent`]; `None` waits for ever.
+    Watch(Option<Duration>),
+    /// Say goodbye if nothing is half written, and close without waiting → [`PgEvent::Down`].
+    Close,
 }
 
 /// What the driver reports to the pipeline.
@@ -77,6 +143,8 @@ pub enum Event {
         conn: ConnId,
         /// Version string of the server.
         server_version: String,
+        /// Which server it is.
+        place: Place,
     },
     /// Dial or login failed, or the connection ended. Every outstanding request was answered
     /// with a failure before this.
@@ -102,8 +170,49 @@ pub enum Event {
         /// How it went.
         result: Result<(), SaveError>,
     },
+    /// News of a connection to Postgres.
+    Pg {
+        /// Slot.
+        conn: PgConnId,
+        /// What happened.
+        event: PgEvent,
+    },
+    /// The end of one [`Command::Spill`].
+    Spilled {
+        /// Whose.
+        feed: FeedId,
+        /// What was read, empty for other operations; or what went wrong.
+        result: Result<Vec<u8>, String>,
+    },
     /// A message from the control thread.
     Control(FromControl),
+}
+
+/// What happened on a connection to Postgres.
+#[derive(Debug)]
+pub enum PgEvent {
+    /// Logged in and ready for a query.
+    Up(Box<ServerInfo>),
+    /// Dial or login failed, or the connection ended; the last event of the slot. Queries without
+    /// an answer will not have one.
+    Down(PgConnError),
+    /// The end of one [`PgCommand::Query`]: an entry per statement, or what the server refused.
+    Answer(Result<Vec<Rows>, ServerError>),
+    /// Messages flow in both directions; [`PgCommand::Read`] gets them.
+    CopyStarted,
+    /// A remark of the server, at any time.
+    Notice(Box<Notice>),
+    /// Whole CopyData messages, headers included; uses up a grant.
+    Chunk(Bytes),
+    /// The copy is over on both sides and the connection takes queries again; an error says why
+    /// the server ended it.
+    CopyEnded(Option<ServerError>),
+    /// The next message has this many bytes, more than allowed. It is read once a grant allows
+    /// it; uses up a grant.
+    TooLarge {
+        /// Its size, header included.
+        size: u32,
+    },
 }
 
 /// Why a request has no good reply.
@@ -187,6 +296,127 @@ pub enum ConnError {
     Closed,
 }
 
+/// Why a connection to Postgres is down. Never holds a secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PgConnError {
+    /// The name does not resolve.
+    #[error("{address} does not resolve: {why}")]
+    Resolve {
+        /// As configured.
+        address: String,
+        /// The resolver's words.
+        why: String,
+    },
+    /// Nothing accepted the connection, or no login came about in time.
+    #[error("{address} cannot be reached: {why}")]
+    Dial {
+        /// As configured.
+        address: String,
+        /// The kernel's words.
+        why: String,
+    },
+    /// No TLS session came about.
+    #[error("TLS to {address}: {fault}: {why}")]
+    Tls {
+        /// As configured.
+        address: String,
+        /// Which kind.
+        fault: TlsFault,
+        /// What was seen.
+        why: String,
+    },
+    /// The server refused the session, with an SQLSTATE, or we did: it asks for what the
+    /// configuration forbids, does not prove who it is, or is no Postgres. What to do is in
+    /// [`StartupError::advice`].
+    #[error("login to {address}: {error}")]
+    Login {
+        /// As configured.
+        address: String,
+        /// Why, in the server's words if they are its.
+        error: StartupError,
+    },
+    /// The server is not of the kind that is wanted; another host may be.
+    #[error("{address} {why}")]
+    Unsuitable {
+        /// As configured.
+        address: String,
+        /// What it is, and what is wanted.
+        why: &'static str,
+    },
+    /// Bytes that do not follow the protocol, or commands that do not.
+    #[error("protocol violation: {0}")]
+    Protocol(String),
+    /// The server ended the session and said why.
+    #[error("ended by the server: {0}")]
+    Ended(ServerError),
+    /// No byte came for this long although the server was to send keepalives.
+    #[error("nothing heard from the server for {0:?}")]
+    Silent(Duration),
+    /// Closed by the peer or the network.
+    #[error("connection lost: {0}")]
+    Lost(String),
+    /// Closed by [`PgCommand::Close`].
+    #[error("closed")]
+    Closed,
+}
+
+impl PgConnError {
+    /// True if trying again with the same configuration and the same server cannot help: a wrong
+    /// password or role, no such database, a certificate or a method that is not acceptable.
+    pub fn is_final(&self) -> bool {
+        match self {
+            PgConnError::Login { error, .. } => !error.is_passing(),
+            PgConnError::Tls { fault, .. } => *fault != TlsFault::Handshake,
+            _ => false,
+        }
+    }
+
+    /// What the server said, if it said anything.
+    pub fn server(&self) -> Option<&ServerError> {
+        match self {
+            PgConnError::Ended(error)
+            | PgConnError::Login { error: StartupError::Refused { error, .. }, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// What is wrong with TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsFault {
+    /// The server has none and `sslmode` asks for it.
+    NotOffered,
+    /// A certificate or key of ours cannot be used.
+    Setup,
+    /// The certificate is signed by an authority that is not trusted.
+    WrongAuthority,
+    /// The certificate is for another host.
+    WrongName,
+    /// The certificate is not valid at this time.
+    WrongTime,
+    /// Something else about the certificate.
+    BadCertificate,
+    /// The server ended the handshake, for example for want of a client certificate.
+    RefusedByServer,
+    /// The two do not understand each other.
+    Handshake,
+}
+
+impl std::fmt::Display for TlsFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TlsFault::NotOffered => "the server does not offer it",
+            TlsFault::Setup => "cannot be set up",
+            TlsFault::WrongAuthority => "certificate of an authority that is not trusted",
+            TlsFault::WrongName => "certificate of another host",
+            TlsFault::WrongTime => "certificate not valid at this time",
+            TlsFault::BadCertificate => "certificate refused",
+            TlsFault::RefusedByServer => "refused by the server",
+            TlsFault::Handshake => "handshake failed",
+        })
+    }
+}
+
 /// From the control thread to a shard.
 #[derive(Debug)]
 pub enum FromControl {
@@ -203,6 +433,17 @@ pub enum FromControl {
     },
     /// Run this feed from now on.
     AddFeed(Box<FeedSpec>),
+    /// Run this capture from now on.
+    AddCapture(Box<CaptureSpec>),
+    /// Give up what a capture cannot deliver, and answer [`ToControl::Abandoned`] (C5).
+    Abandon {
+        /// Which capture.
+        feed: FeedId,
+        /// Comes back with the answer.
+        order: u64,
+        /// What to give up.
+        range: Abandon,
+    },
     /// What the destination looks like after [`ToControl::EnsureDestination`].
     DestinationReady {
         /// Which feed asked.
@@ -227,6 +468,18 @@ pub enum FromControl {
     LargeSlotGranted {
         /// Which feed asked.
         feed: FeedId,
+    },
+    /// Whether the source rests by the operator's word; comes before its feeds if it does.
+    Pause {
+        /// Which source.
+        source: SourceKey,
+        /// Rest, or go on.
+        paused: bool,
+    },
+    /// Every feed of the source begins again from its saved position, also one that stopped.
+    Restart {
+        /// Which source.
+        source: SourceKey,
     },
     /// Drain to the barrier, save, and answer [`ToControl::Drained`] (O2).
     Drain,
@@ -255,6 +508,22 @@ pub enum ToControl {
         /// Which feed.
         feed: FeedId,
     },
+    /// Something for the log.
+    Note {
+        /// Of which source.
+        source: SourceKey,
+        /// To be looked at.
+        unusual: bool,
+        /// What.
+        text: String,
+    },
+    /// How [`FromControl::Abandon`] went.
+    Abandoned {
+        /// Which order.
+        order: u64,
+        /// What was given up, or why nothing was.
+        answer: Answer,
+    },
     /// Everything of this shard is saved or given up.
     Drained,
 }
@@ -281,6 +550,23 @@ pub struct FeedSpec {
     pub upstream_created_at: u64,
     /// Creation time of the destination topic as the control thread saw or made it.
     pub downstream_created_at: u64,
+}
+
+/// A capture as the control thread hands it to its shard.
+#[derive(Clone, Debug)]
+pub struct CaptureSpec {
+    /// Unique in this process, among feeds too.
+    pub id: FeedId,
+    /// Its source.
+    pub plan: Arc<CapturePlan>,
+    /// Newest saved entry of its slot, or `None` at its first start.
+    pub saved: Option<CaptureState>,
+    /// Entries of slots that the source used before: every save carries them.
+    pub carried: Vec<CaptureState>,
+    /// Highest generation found in the source's files: saves go on above it (I4).
+    pub generation: u64,
+    /// Go on behind changes that are gone, and record that.
+    pub accept_gap: bool,
 }
 
 /// When the pipeline wants to run again if no event comes first.

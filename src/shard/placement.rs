@@ -22,6 +22,11 @@ pub fn first_topics(plan: &Plan) -> Vec<usize> {
     plan.sources.iter().map(number).collect()
 }
 
+/// Number of the first capture: they count as topics of one partition behind all mirrors.
+pub fn first_capture(plan: &Plan) -> usize {
+    plan.sources.iter().map(|source| source.topics.len()).sum()
+}
+
 /// Shard of partition `partition` of topic number `topic`, below `shards`.
 pub fn place(topic: usize, partition: u32, shards: u16) -> u16 {
     let shards = u64::from(shards.max(1));

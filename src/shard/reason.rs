@@ -81,22 +81,25 @@ reasons! {
     /// M6: never papered over.
     DIVERGED = Error "diverged",
         "somebody else writes to the destination partition, or it lost messages in the middle; \
-         find out who, then restore the destination, or stop the daemon and run `tidegate state \
-         reset --source … --topic … --partition …`";
+         find out who, then stop the daemon and run `tidegate state rebuild --source … --topic … \
+         --partition …`: it finds the place where the copy goes on, or says what to name with \
+         --accept-tail";
     /// M6, policy `fail`.
     DESTINATION_LOST = Error "destination_lost",
         "the destination topic was deleted or replaced; restore it, or set \
-         on_destination_lost = \"refill\" and restart to copy everything again, or run `tidegate \
-         state reset --source … --topic … --partition …` to begin anew";
+         on_destination_lost = \"refill\" and restart to copy everything again; a topic restored \
+         from a backup is recognized by `tidegate state rebuild --source … --topic …`, with the \
+         daemon stopped";
     /// M6, policy `fail`.
     NONEMPTY_DESTINATION = Error "nonempty_destination",
-        "the destination has messages and there is no saved position; set \
+        "the destination has messages and there is no saved position; if they are this copy's, \
+         stop the daemon and run `tidegate state rebuild --source …`; else set \
          on_nonempty_destination = \"append\" or empty it";
     /// M15, policy `fail`.
     BAD_RECORD = Error "bad_record",
-        "the message at this offset cannot be copied; remove it upstream, or stop the daemon, run \
-         `tidegate state reset --source … --topic … --partition …` and begin behind it with \
-         initial_offset";
+        "the message at this offset cannot be copied; remove it upstream, or stop the daemon and \
+         go on behind it: `tidegate state rebuild --source … --topic … --partition … \
+         --accept-tail <its offset + 1>` leaves a gap record";
     /// M8, policy `fail`.
     MISSING_UPSTREAM = Error "missing_upstream",
         "create the upstream topic, or set on_missing_upstream = \"wait\", and restart";
@@ -106,10 +109,73 @@ reasons! {
          what the server names; retried by itself";
     /// S2, policy `fail`.
     STATE_UNREADABLE = Error "state_unreadable",
-        "restore the state file from a backup, rebuild it, or set on_corrupt_state = \"reset\" \
-         and restart";
+        "restore the state file from a backup, or stop the daemon and read the positions back \
+         with `tidegate state rebuild --source …`; on_corrupt_state = \"reset\" and a restart \
+         begin as if new";
+    /// A capture looks at its slot and publication.
+    SETTING_UP = Starting "setting_up", "";
+    /// The server ended the replication stream.
+    UPSTREAM_ENDED_STREAM = Degraded "upstream_ended_stream",
+        "see the database's log; retried by itself";
+    /// The database is shutting down and waits for us.
+    UPSTREAM_STOPPING = Degraded "upstream_stopping",
+        "let the database stop; the capture goes on when it is back";
+    /// Bytes of the server that do not fit together; another session may bring better ones.
+    UPSTREAM_PROTOCOL = Degraded "upstream_protocol", "retried by itself; report it if it stays";
+    /// The server sends what this version cannot take, and will again.
+    UPSTREAM_UNSUITED = Error "upstream_unsuited",
+        "change what the detail names, then restart the source";
+    /// No TLS session with the database.
+    TLS_FAILED = Degraded "tls_failed",
+        "correct sslmode, sslrootcert or the server's certificate; retried by itself";
+    /// A spill file cannot be written or read.
+    SPILL_FAILED = Degraded "spill_failed",
+        "free space in state_dir or set streaming = false; retried by itself";
+    /// P6.
+    ROUTING_COLUMN_MISSING = Error "routing_column_missing",
+        "put the column back, or change the routing of the source and restart";
+    /// P4.
+    PAYLOAD_COLUMN = Error "payload_column",
+        "correct payload_column or payload_format, then restart the source";
+    /// A change larger than any message.
+    ROW_TOO_LARGE = Error "row_too_large",
+        "leave the column out of the publication, or advance the slot by hand";
+    /// A4.
+    DESTINATION_REFUSED = Degraded "destination_refused",
+        "admit the destination, raise max_destinations, or abandon the batch";
+    /// A4, R6.
+    NO_DESTINATION = Degraded "no_destination",
+        "give the source a default destination, or set on_missing_destination";
+    /// A6.
+    CIRCUIT_OPEN = Degraded "circuit_open",
+        "see what the destination refuses; tried again by itself after cool_down";
+    /// A8.
+    DESTINATION_LOST_TAIL = Degraded "destination_lost_tail",
+        "the destination lost messages it had acked; give it durability = \"persisted\" and fill \
+         in what is missing";
+    /// A9.
+    NOT_DURABLE = Degraded "not_durable",
+        "make the topic with durability = \"persisted\", or set require_durable = \"warn\"";
+    /// A capture cannot start for a reason that passes; the detail says which.
+    CAPTURE_WAITING = Degraded "capture_waiting", "see the detail; retried by itself";
+    /// A capture cannot start; the detail says why and what to do.
+    CAPTURE_REFUSED = Error "capture_refused", "see the detail, then restart the source";
+    /// By the operator's word (T2).
+    PAUSED = Stopped "paused", "resume it: POST /sources/<key>/resume";
     /// Drained.
     DRAINED = Stopped "drained", "";
     /// Draining.
     DRAINING = Stopping "draining", "";
+}
+
+/// The reason for a destination that keeps messages, by the word it says itself with.
+pub fn of_destination(word: &str) -> Reason {
+    match word {
+        "circuit_open" => CIRCUIT_OPEN,
+        "no_destination" => NO_DESTINATION,
+        "not_durable" => NOT_DURABLE,
+        "destination_lost_tail" => DESTINATION_LOST_TAIL,
+        "waiting_destination" => WAITING_DESTINATION,
+        _ => DESTINATION_REFUSED,
+    }
 }

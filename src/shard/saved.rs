@@ -10,12 +10,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::batch::SourceKey;
-use crate::config::{MirrorPlan, OnCorruptState, Plan};
-use crate::statefile::inspect::{FoundFile, newest_feeds};
-use crate::statefile::{FeedState, SourceState};
+use crate::config::{CapturePlan, MirrorPlan, OnCorruptState, Plan};
+use crate::statefile::inspect::{FoundFile, newest_captures, newest_feeds};
+use crate::statefile::{CaptureState, FeedState, SourceState};
 use crate::time::UnixMicros;
 
-use super::placement::{first_topics, place};
+use super::placement::{first_capture, first_topics, place};
 
 /// How a source starts.
 #[derive(Debug, PartialEq)]
@@ -53,6 +53,13 @@ pub fn source_start(
     let mut files = Vec::new();
     for file in found.iter().filter(|file| file.source == plan.key) {
         match (&file.state, plan.on_corrupt_state) {
+            (Ok(state), _) if !state.captures.is_empty() => {
+                return SourceStart::Broken(format!(
+                    "state file {} holds positions of a Postgres capture and source {:?} is a \
+                     mirror: give the mirror another name, or run `tidegate state reset`",
+                    file.file, plan.key
+                ));
+            }
             (Ok(state), _) => files.push(state),
             (Err(error), OnCorruptState::Fail) => return SourceStart::Broken(error.to_string()),
             (Err(_), OnCorruptState::Reset) => saved.set_aside.push(file.file.clone()),
@@ -97,10 +104,56 @@ pub fn source_start(
         generation: saved.generation,
         saved_at: now.0,
         feeds: carried.get(&shard).cloned().unwrap_or_default(),
+        captures: Vec::new(),
     });
     saved.moved = moved.collect();
     saved.carried = carried.into_iter().collect();
     SourceStart::Ready(saved)
+}
+
+/// How a capture starts.
+#[derive(Debug, PartialEq)]
+pub enum CaptureStart {
+    /// With what is known of it, possibly nothing.
+    Ready(Box<SavedCapture>),
+    /// Not at all: a file cannot be read and policy says to stop (S2).
+    Broken(String),
+}
+
+/// Everything saved of one capture. It runs on one shard alone: a file of another shard that
+/// holds its slot is never written again and loses against every later save.
+#[derive(Debug, Default, PartialEq)]
+pub struct SavedCapture {
+    /// Newest entry of its slot.
+    pub entry: Option<CaptureState>,
+    /// Newest entries of other slots.
+    pub carried: Vec<CaptureState>,
+    /// Highest generation of its files (I4).
+    pub generation: u64,
+    /// Unreadable files to set aside before it starts.
+    pub set_aside: Vec<String>,
+}
+
+/// Looks at the files of a capture.
+pub fn capture_start(plan: &CapturePlan, found: &[FoundFile]) -> CaptureStart {
+    let mut saved = SavedCapture::default();
+    let mut files = Vec::new();
+    for file in found.iter().filter(|file| file.source == plan.key) {
+        match (&file.state, plan.on_corrupt_state) {
+            (Ok(state), _) => files.push(state),
+            (Err(error), OnCorruptState::Fail) => return CaptureStart::Broken(error.to_string()),
+            (Err(_), OnCorruptState::Reset) => saved.set_aside.push(file.file.clone()),
+        }
+    }
+    saved.generation = files.iter().map(|file| file.generation).max().unwrap_or(0);
+    for entry in newest_captures(files.iter().copied()) {
+        if entry.slot == plan.slot {
+            saved.entry = Some(entry);
+        } else {
+            saved.carried.push(entry);
+        }
+    }
+    CaptureStart::Ready(Box::new(saved))
 }
 
 /// The feeds a plan is known to need before any cluster is asked, as topic number and partition:
@@ -121,6 +174,8 @@ pub fn known_feeds(plan: &Plan, found: &[FoundFile]) -> BTreeSet<(usize, u32)> {
             }
         }
     }
+    let captures = first_capture(plan)..;
+    feeds.extend(captures.zip(&plan.captures).map(|(number, _)| (number, 0)));
     feeds
 }
 
@@ -158,7 +213,14 @@ mod tests {
 
     fn file(shard: u16, generation: u64, feeds: Vec<FeedState>) -> FoundFile {
         let source: SourceKey = "orders".into();
-        let state = SourceState { source: source.clone(), shard, generation, saved_at: 1, feeds };
+        let state = SourceState {
+            source: source.clone(),
+            shard,
+            generation,
+            saved_at: 1,
+            feeds,
+            captures: Vec::new(),
+        };
         FoundFile { source, shard, file: format!("orders.{shard}.state"), state: Ok(state) }
     }
 
@@ -194,7 +256,14 @@ mod tests {
         let mut other = crate::shard::provision::sample_plan(&["x", "y"]);
         other.key = "before".into();
         let sources = vec![std::sync::Arc::new(other), source(&["b", "a"])];
-        let plan = Plan { daemon, admin: None, clusters: Default::default(), sources };
+        let plan = Plan {
+            daemon,
+            admin: None,
+            clusters: Default::default(),
+            sources,
+            captures: Vec::new(),
+            warnings: Vec::new(),
+        };
         let known: Vec<_> = known_feeds(&plan, &found).into_iter().collect();
         assert_eq!(known, [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (3, 3)]);
     }
@@ -236,6 +305,34 @@ mod tests {
         let saved = ready(start(&plan(OnCorruptState::Reset), &found, 2));
         assert_eq!(saved.set_aside, ["orders.1.state"]);
         assert_eq!(saved.feeds, [entry(0, 1)]);
+    }
+
+    #[test]
+    fn positions_of_a_capture_under_a_mirrors_name_are_not_overwritten() {
+        let mut capture = file(0, 4, Vec::new());
+        if let Ok(state) = &mut capture.state {
+            state.captures.push(CaptureState {
+                slot: "slot".into(),
+                database: "shop".into(),
+                decoder: "pgoutput".into(),
+                publication: String::new(),
+                epoch: 0,
+                sequence: 0,
+                system_id: 1,
+                timeline: 1,
+                end_lsn: 1,
+                unfinished: None,
+                clean_stop: true,
+                counters: Default::default(),
+                gaps: Vec::new(),
+                paused: false,
+                last_abandon_at: 0,
+            });
+        }
+        assert!(matches!(
+            start(&plan(OnCorruptState::Fail), &[capture], 2),
+            SourceStart::Broken(why) if why.contains("orders.0.state") && why.contains("reset")
+        ));
     }
 
     #[test]

@@ -4,7 +4,12 @@
 use std::sync::Arc;
 
 use crate::batch::{FeedId, Gap, SourceKey, TopicName};
-use crate::statefile::Counters;
+pub use crate::fanout::admission::Reason as Rejection;
+pub use crate::fanout::outlet::{DestinationSnapshot, Latency, OutletCounters};
+pub use crate::ingest::postgres_cdc::StreamCounters;
+pub use crate::ingest::postgres_cdc::setup::Watch;
+pub use crate::statefile::LsnGap;
+use crate::statefile::{CaptureCounters, Counters};
 
 /// C6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +82,67 @@ pub struct ShardSnapshot {
     pub save_failures: u64,
     /// Feeds.
     pub feeds: Vec<FeedSnapshot>,
+    /// Captures.
+    pub captures: Vec<CaptureSnapshot>,
+}
+
+/// One capture at one moment. Positions are LSNs.
+#[derive(Clone, Debug)]
+pub struct CaptureSnapshot {
+    /// Id in this process.
+    pub id: FeedId,
+    /// Source.
+    pub source: SourceKey,
+    /// Replication slot.
+    pub slot: Arc<str>,
+    /// Its database.
+    pub database: Arc<str>,
+    /// Status.
+    pub condition: Condition,
+    /// End of the last transaction that is acked whole.
+    pub position: u64,
+    /// Same, on disk.
+    pub durable_position: u64,
+    /// End of the last transaction that was read.
+    pub received: u64,
+    /// What the server was told it may forget; 0 while nothing streams.
+    pub confirmed: u64,
+    /// End of the server's log, as it last said.
+    pub upstream_end: u64,
+    /// max(0, upstream_end − position).
+    pub lag_bytes: u64,
+    /// The oldest position that waits for an ack.
+    pub oldest_pending: Option<u64>,
+    /// The destination that it waits for.
+    pub held_by: Option<TopicName>,
+    /// Batches that are not acked whole.
+    pub pending_batches: usize,
+    /// Bytes of them.
+    pub pending_bytes: u64,
+    /// What the slot keeps from being removed, as last asked.
+    pub wal: Option<Watch>,
+    /// Counters since the first start.
+    pub counters: CaptureCounters,
+    /// What passed without becoming a message, since this start.
+    pub stream: StreamCounters,
+    /// Rows whose `payload_column` gave no payload, since this start.
+    pub without_payload: u64,
+    /// Values sent as the server's text for want of the form of their type, since this start.
+    pub odd_values: u64,
+    /// Messages by what became of them, since this start.
+    pub outlet: OutletCounters,
+    /// Every destination, refused ones included.
+    pub destinations: Vec<DestinationSnapshot>,
+    /// Latest gap records.
+    pub gaps: Vec<LsnGap>,
+    /// Last error of any kind, empty if none.
+    pub last_error: Arc<str>,
+    /// Tries in a row that moved nothing.
+    pub failures: u32,
+    /// When a batch was last abandoned, microseconds since the Unix epoch; 0 for never.
+    pub last_abandon_at: u64,
+    /// Epoch of the saved entry.
+    pub epoch: u64,
 }
 
 /// One feed at one moment.

@@ -5,11 +5,26 @@
 
 use rkyv::{Archive, Serialize};
 
-use super::{Counters, FeedState, LastMessage, SourceState};
+use super::{
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
+    UnfinishedState,
+};
 use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 
 #[derive(Archive, Serialize)]
 pub(super) struct Body {
+    source: String,
+    shard: u16,
+    saved_at: u64,
+    feeds: Vec<Feed>,
+    captures: Vec<Capture>,
+}
+
+/// The body of version 1, which knew no captures. Only read.
+#[derive(Archive)]
+#[cfg_attr(test, derive(Serialize))]
+#[cfg_attr(not(test), expect(dead_code, reason = "its archived twin is what is read"))]
+pub(super) struct BodyV1 {
     source: String,
     shard: u16,
     saved_at: u64,
@@ -72,6 +87,51 @@ struct Hole {
     found_at: u64,
 }
 
+#[derive(Archive, Serialize)]
+struct Capture {
+    slot: String,
+    database: String,
+    decoder: String,
+    publication: String,
+    epoch: u64,
+    sequence: u64,
+    system_id: u64,
+    timeline: u32,
+    end_lsn: u64,
+    unfinished: Option<Unfinished>,
+    clean_stop: bool,
+    counters: CaptureCounts,
+    gaps: Vec<LsnHole>,
+    paused: bool,
+    last_abandon_at: u64,
+}
+
+#[derive(Archive, Serialize)]
+struct Unfinished {
+    final_lsn: u64,
+    xid: u32,
+    ordinal: u64,
+    config_hash: u64,
+}
+
+#[derive(Archive, Serialize)]
+struct CaptureCounts {
+    messages: u64,
+    bytes: u64,
+    errors: u64,
+    resets: u64,
+    transactions: u64,
+    gaps: u64,
+}
+
+#[derive(Archive, Serialize)]
+struct LsnHole {
+    first: u64,
+    last: u64,
+    found_at: u64,
+    why: String,
+}
+
 impl From<&SourceState> for Body {
     fn from(state: &SourceState) -> Body {
         Body {
@@ -79,7 +139,16 @@ impl From<&SourceState> for Body {
             shard: state.shard,
             saved_at: state.saved_at,
             feeds: state.feeds.iter().map(Feed::from).collect(),
+            captures: state.captures.iter().map(Capture::from).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+impl From<&SourceState> for BodyV1 {
+    fn from(state: &SourceState) -> BodyV1 {
+        let Body { source, shard, saved_at, feeds, .. } = Body::from(state);
+        BodyV1 { source, shard, saved_at, feeds }
     }
 }
 
@@ -139,6 +208,47 @@ impl From<&LastMessage> for Last {
     }
 }
 
+impl From<&CaptureState> for Capture {
+    fn from(capture: &CaptureState) -> Capture {
+        let c = capture.counters;
+        let gap = |g: &LsnGap| LsnHole {
+            first: g.first,
+            last: g.last,
+            found_at: g.found_at,
+            why: g.why.clone(),
+        };
+        Capture {
+            slot: capture.slot.clone(),
+            database: capture.database.clone(),
+            decoder: capture.decoder.clone(),
+            publication: capture.publication.clone(),
+            epoch: capture.epoch,
+            sequence: capture.sequence,
+            system_id: capture.system_id,
+            timeline: capture.timeline,
+            end_lsn: capture.end_lsn,
+            unfinished: capture.unfinished.map(|u| Unfinished {
+                final_lsn: u.final_lsn,
+                xid: u.xid,
+                ordinal: u.ordinal,
+                config_hash: u.config_hash,
+            }),
+            clean_stop: capture.clean_stop,
+            counters: CaptureCounts {
+                messages: c.messages,
+                bytes: c.bytes,
+                errors: c.errors,
+                resets: c.resets,
+                transactions: c.transactions,
+                gaps: c.gaps,
+            },
+            gaps: capture.gaps.iter().map(gap).collect(),
+            paused: capture.paused,
+            last_abandon_at: capture.last_abandon_at,
+        }
+    }
+}
+
 impl ArchivedBody {
     pub(super) fn to_state(&self, generation: u64) -> SourceState {
         SourceState {
@@ -147,6 +257,62 @@ impl ArchivedBody {
             generation,
             saved_at: self.saved_at.to_native(),
             feeds: self.feeds.iter().map(ArchivedFeed::to_state).collect(),
+            captures: self.captures.iter().map(ArchivedCapture::to_state).collect(),
+        }
+    }
+}
+
+impl ArchivedBodyV1 {
+    pub(super) fn to_state(&self, generation: u64) -> SourceState {
+        SourceState {
+            source: self.source.as_str().into(),
+            shard: self.shard.to_native(),
+            generation,
+            saved_at: self.saved_at.to_native(),
+            feeds: self.feeds.iter().map(ArchivedFeed::to_state).collect(),
+            captures: Vec::new(),
+        }
+    }
+}
+
+impl ArchivedCapture {
+    fn to_state(&self) -> CaptureState {
+        let c = &self.counters;
+        let unfinished = self.unfinished.as_ref().map(|u| UnfinishedState {
+            final_lsn: u.final_lsn.to_native(),
+            xid: u.xid.to_native(),
+            ordinal: u.ordinal.to_native(),
+            config_hash: u.config_hash.to_native(),
+        });
+        let gaps = self.gaps.iter().map(|g| LsnGap {
+            first: g.first.to_native(),
+            last: g.last.to_native(),
+            found_at: g.found_at.to_native(),
+            why: g.why.as_str().to_owned(),
+        });
+        CaptureState {
+            slot: self.slot.as_str().to_owned(),
+            database: self.database.as_str().to_owned(),
+            decoder: self.decoder.as_str().to_owned(),
+            publication: self.publication.as_str().to_owned(),
+            epoch: self.epoch.to_native(),
+            sequence: self.sequence.to_native(),
+            system_id: self.system_id.to_native(),
+            timeline: self.timeline.to_native(),
+            end_lsn: self.end_lsn.to_native(),
+            unfinished,
+            clean_stop: self.clean_stop,
+            counters: CaptureCounters {
+                messages: c.messages.to_native(),
+                bytes: c.bytes.to_native(),
+                errors: c.errors.to_native(),
+                resets: c.resets.to_native(),
+                transactions: c.transactions.to_native(),
+                gaps: c.gaps.to_native(),
+            },
+            gaps: gaps.collect(),
+            paused: self.paused,
+            last_abandon_at: self.last_abandon_at.to_native(),
         }
     }
 }

@@ -20,16 +20,18 @@ use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::archive::{ArchivedBody, Body};
+use super::archive::{ArchivedBody, ArchivedBodyV1, Body};
 use super::inspect::{is_source_key, parse_file_name};
-use super::{FeedState, MAX_GAPS, SourceState};
+use super::{FeedState, MAX_GAPS, SourceState, capture};
 
 /// Length of a file is a multiple of this: O_DIRECT works in whole blocks.
 pub const BLOCK: usize = 4096;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 64;
-/// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 1;
+/// The version this program writes. It reads this one and all before it.
+pub const VERSION: u32 = 2;
+/// The oldest version it reads: mirrors alone.
+pub const OLDEST_VERSION: u32 = 1;
 /// First bytes of a file. Not text, and a newline that text tools would change.
 pub const MAGIC: [u8; 8] = *b"\x89TDGATE\n";
 
@@ -72,7 +74,7 @@ pub enum Fault {
         seen: [u8; 8],
     },
     /// Written by a later release.
-    #[error("format version {seen}, this program reads version {known}")]
+    #[error("format version {seen}, this program reads versions {OLDEST_VERSION} to {known}")]
     NewerVersion {
         /// Version seen.
         seen: u32,
@@ -139,7 +141,7 @@ pub fn encode(state: &SourceState) -> Vec<u8> {
     let body = rkyv::to_bytes::<rancor::Error>(&Body::from(state))
         .expect("serializing into memory fails only beyond 2 GiB, far above MAX_GAPS × feeds");
     let mut image = Vec::with_capacity((HEADER_LEN + body.len()).next_multiple_of(BLOCK));
-    image.extend_from_slice(&header(state.generation, &body));
+    image.extend_from_slice(&header(VERSION, state.generation, &body));
     image.extend_from_slice(&body);
     image.resize(image.len().next_multiple_of(BLOCK), 0);
     image
@@ -188,10 +190,10 @@ impl std::error::Error for FormatError {
     }
 }
 
-fn header(generation: u64, body: &[u8]) -> [u8; HEADER_LEN] {
+fn header(version: u32, generation: u64, body: &[u8]) -> [u8; HEADER_LEN] {
     let mut header = [0; HEADER_LEN];
     header[0..8].copy_from_slice(&MAGIC);
-    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[8..12].copy_from_slice(&version.to_le_bytes());
     header[12..16].copy_from_slice(&(HEADER_LEN as u32).to_le_bytes());
     header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
     header[24..32].copy_from_slice(&generation.to_le_bytes());
@@ -203,6 +205,7 @@ fn header(generation: u64, body: &[u8]) -> [u8; HEADER_LEN] {
 
 /// A header that passed its checks.
 struct Header {
+    version: u32,
     body_len: usize,
     generation: u64,
     body_sum: u128,
@@ -219,7 +222,7 @@ fn decode_unnamed(bytes: &[u8]) -> Result<SourceState, Fault> {
         let offset = (HEADER_LEN + header.body_len + at) as u64;
         return Err(Fault::BadPadding { offset, seen: padding[at] });
     }
-    let state = read_body(body, header.generation)?;
+    let state = read_body(body, &header)?;
     check(&state)?;
     Ok(state)
 }
@@ -246,8 +249,11 @@ fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
     if version > VERSION {
         return Err(Fault::NewerVersion { seen: version, known: VERSION });
     }
+    if version < OLDEST_VERSION {
+        let (seen, expected) = (u64::from(version), u64::from(OLDEST_VERSION));
+        return Err(Fault::BadHeader { field: "version", seen, expected });
+    }
     let fixed = [
-        ("version", u64::from(version), u64::from(VERSION)),
         ("header len", u64::from(u32::from_le_bytes(field(header, 12))), HEADER_LEN as u64),
         ("zero", u64_at(header, 48), 0),
     ];
@@ -268,11 +274,11 @@ fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
     // Fits: the file is in memory and longer than its body.
     let body_len = body_len as usize;
     let body_sum = u128::from_le_bytes(field(header, 32));
-    Ok(Header { body_len, generation: u64_at(header, 24), body_sum })
+    Ok(Header { version, body_len, generation: u64_at(header, 24), body_sum })
 }
 
 /// Validated where it lies; copied only when the caller's buffer does not suit the archive.
-fn read_body(body: &[u8], generation: u64) -> Result<SourceState, Fault> {
+fn read_body(body: &[u8], header: &Header) -> Result<SourceState, Fault> {
     let copy: AlignedVec;
     let aligned = if body.as_ptr().addr().is_multiple_of(AlignedVec::<16>::ALIGNMENT) {
         body
@@ -282,9 +288,13 @@ fn read_body(body: &[u8], generation: u64) -> Result<SourceState, Fault> {
         copy = aligned;
         &copy
     };
-    let archived = rkyv::access::<ArchivedBody, rancor::Error>(aligned)
-        .map_err(|e| Fault::BadBody(e.to_string()))?;
-    Ok(archived.to_state(generation))
+    let bad = |error: rancor::Error| Fault::BadBody(error.to_string());
+    if header.version == 1 {
+        let archived = rkyv::access::<ArchivedBodyV1, rancor::Error>(aligned).map_err(bad)?;
+        return Ok(archived.to_state(header.generation));
+    }
+    let archived = rkyv::access::<ArchivedBody, rancor::Error>(aligned).map_err(bad)?;
+    Ok(archived.to_state(header.generation))
 }
 
 /// What the archive's types cannot say.
@@ -298,6 +308,14 @@ fn check(state: &SourceState) -> Result<(), Fault> {
         check_feed(feed)?;
         if !known.insert((&feed.upstream, &feed.downstream, feed.partition)) {
             return inconsistent(place(feed), "a second entry".to_owned(), "one entry per feed");
+        }
+    }
+    let mut slots = HashSet::with_capacity(state.captures.len());
+    for entry in &state.captures {
+        capture::check(entry)?;
+        if !slots.insert(&entry.slot) {
+            let place = format!("slot {:?}", entry.slot);
+            return inconsistent(place, "a second entry".to_owned(), "one entry per slot");
         }
     }
     Ok(())
@@ -382,12 +400,14 @@ impl fmt::Display for Hex<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{any_state, full_feed, full_state};
+    use super::super::archive::BodyV1;
+    use super::super::samples::{any_state, full_capture, full_feed, full_state, mirror_state};
     use super::*;
     use crate::batch::{DeltaPiece, Gap};
     use proptest::prelude::*;
 
-    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/state/v1.state");
+    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/state/v2.state");
+    const GOLDEN_V1: &[u8] = include_bytes!("../../tests/golden/state/v1.state");
 
     fn fault(bytes: &[u8]) -> Fault {
         decode(bytes, "orders.5.state").expect_err("bytes that are refused").fault
@@ -395,7 +415,7 @@ mod tests {
 
     /// A header that is right for `body`, whatever the body is.
     fn sealed(body: &[u8], change: impl FnOnce(&mut [u8; HEADER_LEN])) -> Vec<u8> {
-        let mut head = header(9, body);
+        let mut head = header(VERSION, 9, body);
         change(&mut head);
         let sum = XxHash3_64::oneshot(&head[..56]);
         head[56..].copy_from_slice(&sum.to_le_bytes());
@@ -440,9 +460,30 @@ mod tests {
     }
 
     #[test]
-    fn version_1_files_stay_readable_and_writable() {
+    fn version_2_files_stay_readable_and_writable() {
         assert_eq!(decode(GOLDEN, "orders.5.state").unwrap(), full_state());
-        assert!(encode(&full_state()) == GOLDEN, "the bytes of version 1 changed: that needs a 2");
+        assert!(encode(&full_state()) == GOLDEN, "the bytes of version 2 changed: that needs a 3");
+    }
+
+    #[test]
+    fn version_1_files_stay_readable() {
+        assert_eq!(decode(GOLDEN_V1, "orders.5.state").unwrap(), mirror_state());
+        let body = rkyv::to_bytes::<rancor::Error>(&BodyV1::from(&mirror_state())).unwrap();
+        let head = header(1, mirror_state().generation, &body);
+        let mut image = [&head[..], &body[..]].concat();
+        image.resize(image.len().next_multiple_of(BLOCK), 0);
+        assert!(image == GOLDEN_V1, "the type that reads version 1 has another layout");
+    }
+
+    #[test]
+    fn a_version_1_body_under_another_version_is_refused() {
+        let body = &GOLDEN_V1[HEADER_LEN..HEADER_LEN + 700];
+        assert!(decode(&sealed(body, |_| ()), "x").is_err());
+        let mut bytes = GOLDEN.to_vec();
+        bytes[8] = 1;
+        let sum = XxHash3_64::oneshot(&bytes[..56]);
+        bytes[56..64].copy_from_slice(&sum.to_le_bytes());
+        assert_ne!(decode(&bytes, "x").ok(), Some(full_state()));
     }
 
     #[test]
@@ -497,12 +538,12 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_named() {
-        let bytes = sealed(b"another layout", |h| h[8] = 2);
-        assert_eq!(fault(&bytes), Fault::NewerVersion { seen: 2, known: 1 });
+        let bytes = sealed(b"another layout", |h| h[8] = 3);
+        assert_eq!(fault(&bytes), Fault::NewerVersion { seen: 3, known: 2 });
         let text = decode(&bytes, "a.0.state").unwrap_err().to_string();
         assert_eq!(
             text,
-            "state file a.0.state: format version 2, this program reads version 1; start the \
+            "state file a.0.state: format version 3, this program reads versions 1 to 2; start the \
              release that wrote it, or put back the file saved before the upgrade"
         );
     }
@@ -544,7 +585,7 @@ mod tests {
     #[test]
     fn values_that_contradict_each_other_are_refused() {
         type Change = fn(&mut SourceState);
-        let changes: [(&str, Change); 16] = [
+        let changes: [(&str, Change); 18] = [
             ("no source key", |s| s.source = "".into()),
             ("path as source key", |s| s.source = "../x".into()),
             ("no delta piece", |s| s.feeds[0].deltas.clear()),
@@ -570,6 +611,8 @@ mod tests {
             ("empty name", |s| s.feeds[0].upstream.stream = "".into()),
             ("long name", |s| s.feeds[0].downstream.topic = "x".repeat(256).into()),
             ("one feed twice", |s| s.feeds[1] = full_feed()),
+            ("one slot twice", |s| s.captures.push(full_capture())),
+            ("slot without a name", |s| s.captures[0].slot.clear()),
         ];
         for (name, change) in changes {
             let fault = decode(&unchecked(change), "x").expect_err(name).fault;

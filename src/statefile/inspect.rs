@@ -5,9 +5,15 @@
 //! (epoch, sequence) wins (S1). A file that cannot be used is part of the picture, never left
 //! out: whoever starts on less than all files would start some feed afresh (S2).
 
+mod capture;
+
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+
+pub use capture::{
+    CaptureCountersReport, CaptureReport, LsnGapReport, UnfinishedReport, lsn_text, newest_captures,
+};
 
 use super::format::FormatError;
 use super::{Counters, FeedState, SourceState};
@@ -112,6 +118,8 @@ pub struct SourceReport {
     pub files: Vec<FileReport>,
     /// Newest entry of every feed in the files that can be used.
     pub feeds: Vec<FeedReport>,
+    /// Newest entry of every replication slot in those.
+    pub captures: Vec<CaptureReport>,
 }
 
 /// One file.
@@ -125,8 +133,10 @@ pub struct FileReport {
     pub generation: Option<u64>,
     /// Microseconds since the Unix epoch; null if the file is of no use.
     pub saved_at_us: Option<u64>,
-    /// Entries in this file, newest or not.
+    /// Entries of feeds in this file, newest or not.
     pub feeds: usize,
+    /// Entries of captures in this file, newest or not.
+    pub captures: usize,
     /// Why the file is of no use, null if it is fine.
     pub error: Option<String>,
 }
@@ -243,6 +253,10 @@ pub fn report(files: &[FoundFile]) -> Report {
         let usable = files.iter().filter_map(|file| file.state.as_ref().ok());
         SourceReport {
             source: source.to_owned(),
+            captures: capture::winners(usable.clone())
+                .into_values()
+                .map(|(file, entry)| capture::report(file, entry))
+                .collect(),
             feeds: winners(usable).into_values().map(|(f, feed)| feed_report(f, feed)).collect(),
             files: files.iter().map(|file| file_report(file)).collect(),
         }
@@ -258,6 +272,7 @@ fn file_report(found: &FoundFile) -> FileReport {
         generation: state.ok().map(|state| state.generation),
         saved_at_us: state.ok().map(|state| state.saved_at),
         feeds: state.map_or(0, |state| state.feeds.len()),
+        captures: state.map_or(0, |state| state.captures.len()),
         error: state.err().map(StateError::to_string),
     }
 }

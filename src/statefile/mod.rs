@@ -5,6 +5,7 @@
 //! performs the operations. I4: generations only grow, a torn file never wins.
 
 mod archive;
+mod capture;
 pub mod format;
 pub mod inspect;
 #[cfg(test)]
@@ -14,6 +15,8 @@ mod samples;
 pub mod store;
 
 use crate::batch::{DeltaPiece, Fingerprint, Gap, SourceKey, TopicName};
+
+pub use capture::{CaptureCounters, CaptureState, LsnGap, MAX_WHY, UnfinishedState};
 
 /// All that one shard knows of one source; the content of one state file.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +29,10 @@ pub struct SourceState {
     pub generation: u64,
     /// When it was saved, microseconds since the Unix epoch.
     pub saved_at: u64,
-    /// Feeds in no particular order.
+    /// Mirror feeds in no particular order.
     pub feeds: Vec<FeedState>,
+    /// Replication slots in no particular order.
+    pub captures: Vec<CaptureState>,
 }
 
 /// One mirror feed: an upstream partition and where its copy stands.
@@ -39,7 +44,7 @@ pub struct FeedState {
     pub downstream: TopicName,
     /// Partition on both sides.
     pub partition: u32,
-    /// Grows when the watermark may move back: lost tail, refill, restart.
+    /// Grows when the watermark may move back: lost tail, refill, restart, rebuild.
     pub epoch: u64,
     /// Grows with every change of this entry within an epoch; after a change of shard count the
     /// greatest (epoch, sequence) wins.
@@ -80,7 +85,7 @@ pub struct Counters {
     pub bytes: u64,
     /// Failed operations of any kind.
     pub errors: u64,
-    /// Histories that ended: restarts after a reset, refills, lost tails.
+    /// Histories that ended: restarts after a reset, refills, lost tails, rebuilt positions.
     pub resets: u64,
     /// Gap records ever made.
     pub gaps: u64,

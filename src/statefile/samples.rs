@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::{Counters, FeedState, LastMessage, SourceState};
+use super::{
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
+    UnfinishedState,
+};
 use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 
 /// One feed with a value of its own in every field.
@@ -59,7 +62,69 @@ pub(super) fn fresh_feed() -> FeedState {
     }
 }
 
-/// Both feeds; the content of the golden file.
+/// One capture with a value of its own in every field.
+pub(super) fn full_capture() -> CaptureState {
+    CaptureState {
+        slot: "tidegate_shop".into(),
+        database: "shop-é".into(),
+        decoder: "pgoutput".into(),
+        publication: "tidegate_shop,audit".into(),
+        epoch: 2,
+        sequence: 77,
+        system_id: 7_523_190_467_211_098_765,
+        timeline: 3,
+        end_lsn: 0x16_b374_d848,
+        unfinished: Some(UnfinishedState {
+            final_lsn: 0x16_b375_0000,
+            xid: 4_000_000_001,
+            ordinal: 123_456,
+            config_hash: 0x0bad_cafe_0bad_cafe,
+        }),
+        clean_stop: true,
+        counters: CaptureCounters {
+            messages: 1_000_001,
+            bytes: 230_000_002,
+            errors: 5,
+            resets: 1,
+            transactions: 3_003,
+            gaps: 1,
+        },
+        gaps: vec![LsnGap {
+            first: 0x16_0000_0010,
+            last: 0x16_0000_0420,
+            found_at: 1_752_000_000_000_005,
+            why: "accepted by the operator".into(),
+        }],
+        paused: true,
+        last_abandon_at: 1_752_000_000_000_006,
+    }
+}
+
+/// A capture before its first transaction.
+pub(super) fn fresh_capture() -> CaptureState {
+    CaptureState {
+        slot: "other".into(),
+        publication: String::new(),
+        decoder: "test_decoding".into(),
+        epoch: 0,
+        sequence: 0,
+        timeline: 1,
+        unfinished: None,
+        clean_stop: false,
+        counters: CaptureCounters::default(),
+        gaps: Vec::new(),
+        paused: false,
+        last_abandon_at: 0,
+        ..full_capture()
+    }
+}
+
+/// Both feeds alone; the content of the golden file of version 1.
+pub(super) fn mirror_state() -> SourceState {
+    SourceState { captures: Vec::new(), ..full_state() }
+}
+
+/// Both feeds and both captures; the content of the golden file.
 pub(super) fn full_state() -> SourceState {
     SourceState {
         source: "orders".into(),
@@ -67,6 +132,7 @@ pub(super) fn full_state() -> SourceState {
         generation: 0x0102_0304_0506_0708,
         saved_at: 1_752_000_000_000_000,
         feeds: vec![full_feed(), fresh_feed()],
+        captures: vec![full_capture(), fresh_capture()],
     }
 }
 
@@ -78,15 +144,69 @@ pub(super) fn any_state() -> impl Strategy<Value = SourceState> {
         }
         feeds
     });
-    ("[a-z0-9_-]{1,40}", any::<u16>(), any::<u64>(), any::<u64>(), feeds).prop_map(
-        |(source, shard, generation, saved_at, feeds)| SourceState {
+    let captures = prop::collection::btree_map("[a-z0-9_]{1,63}", any_capture(), 0..3);
+    let captures = captures.prop_map(|captures| {
+        captures.into_iter().map(|(slot, c)| CaptureState { slot, ..c }).collect()
+    });
+    ("[a-z0-9_-]{1,40}", any::<u16>(), any::<u64>(), any::<u64>(), feeds, captures).prop_map(
+        |(source, shard, generation, saved_at, feeds, captures)| SourceState {
             source: source.into(),
             shard,
             generation,
             saved_at,
             feeds,
+            captures,
         },
     )
+}
+
+fn any_capture() -> impl Strategy<Value = CaptureState> {
+    let name = "[^\\x00]{1,60}";
+    let gap = (0..u64::MAX >> 1, 1..u64::MAX >> 1, any::<u64>(), ".{0,60}")
+        .prop_map(|(first, len, found_at, why)| LsnGap { first, last: first + len, found_at, why });
+    let next = (any::<u64>(), any::<u32>(), 1..=u64::MAX, any::<u64>());
+    (
+        (name, name, ".{0,60}", any::<[u64; 4]>(), 1..=u32::MAX),
+        (prop::option::of(next), any::<[u64; 6]>(), prop::collection::vec(gap, 0..9)),
+        (any::<bool>(), any::<bool>(), any::<u64>()),
+    )
+        .prop_map(
+            |(
+                (database, decoder, publication, n, timeline),
+                (next, c, gaps),
+                (stop, paused, at),
+            )| {
+                let [epoch, sequence, system_id, end] = n;
+                let unfinished = next.map(|(final_lsn, xid, ordinal, config_hash)| {
+                    UnfinishedState { final_lsn: final_lsn.max(end), xid, ordinal, config_hash }
+                });
+                let [messages, bytes, errors, resets, transactions, gap_count] = c;
+                CaptureState {
+                    slot: String::new(),
+                    database,
+                    decoder,
+                    publication,
+                    epoch,
+                    sequence,
+                    system_id,
+                    timeline,
+                    end_lsn: end,
+                    unfinished,
+                    clean_stop: stop,
+                    counters: CaptureCounters {
+                        messages,
+                        bytes,
+                        errors,
+                        resets,
+                        transactions,
+                        gaps: gap_count,
+                    },
+                    gaps,
+                    paused,
+                    last_abandon_at: at,
+                }
+            },
+        )
 }
 
 fn any_feed() -> impl Strategy<Value = FeedState> {

@@ -17,11 +17,12 @@ fn a_running_daemon_answers_every_path_and_no_other() {
     let mut daemon = rig.start();
     rig.copied(&mut daemon);
     ready(&mut daemon);
-    let paths = ["/livez", "/readyz", "/status", "/status/schema.json", "/metrics"];
+    let mut paths = vec!["/livez", "/readyz", "/status", "/status/schema.json", "/metrics"];
+    paths.extend(["/connectors", "/connectors/mirror", "/connectors/mirror/destinations"]);
     for path in paths {
         assert_eq!((code(&daemon, "GET", path), code(&daemon, "HEAD", path)), (200, 200), "{path}");
-        assert_eq!(code(&daemon, "POST", path), 405, "{path}");
-        assert_eq!(code(&daemon, "DELETE", path), 405, "{path}");
+        assert_eq!(code(&daemon, "POST", path), 401, "{path}");
+        assert_eq!(daemon.order(path).expect("an answer").0, 405, "{path}");
     }
     for path in ["/", "/nope", "/status/", "/metricsx"] {
         assert_eq!(code(&daemon, "GET", path), 404, "{path}");
@@ -48,6 +49,38 @@ fn a_running_daemon_answers_every_path_and_no_other() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     assert!(!metrics.contains(&*rig.topic.stream), "no label grows with topics");
+    daemon.stop();
+}
+
+#[test]
+fn a_pause_outlives_the_daemon_and_a_resume_copies_the_rest() {
+    let pair = Pair::start();
+    let rig = Rig::new(&pair, 2);
+    rig.write_all(0..50);
+    let mut daemon = rig.start();
+    rig.copied(&mut daemon);
+    assert_eq!(code(&daemon, "POST", "/sources/mirror/pause"), 401, "and nothing was changed");
+    ready(&mut daemon);
+    assert_eq!(daemon.order("/sources/nobody/pause").expect("an answer").0, 404);
+    assert_eq!(daemon.order("/sources/mirror/pause").expect("an answer").0, 200);
+    rig.reason(&mut daemon, 0, "paused");
+    rig.reason(&mut daemon, 1, "paused");
+    rig.write_all(50..80);
+    throughout(Duration::from_secs(1), "no message past a pause", || rig.down_end(0) == 50);
+    daemon.stop();
+    let mut daemon = rig.start();
+    let feed = rig.reason(&mut daemon, 0, "paused");
+    assert_eq!(feed["status"], "Stopped");
+    throughout(Duration::from_secs(1), "no message past a pause", || rig.down_end(0) == 50);
+    assert_eq!(daemon.order("/sources/mirror/resume").expect("an answer").0, 200);
+    rig.copied(&mut daemon);
+    assert_eq!(daemon.order("/sources/mirror/restart").expect("an answer").0, 200);
+    rig.write_all(80..90);
+    rig.copied(&mut daemon);
+    rig.assert_exact();
+    daemon.kill();
+    let mut daemon = rig.start();
+    ready(&mut daemon);
     daemon.stop();
 }
 

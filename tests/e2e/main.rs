@@ -11,6 +11,7 @@ mod content;
 mod destination;
 mod files;
 mod history;
+mod nodes;
 mod outage;
 mod refusals;
 mod start;

@@ -5,7 +5,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+mod nodes;
 mod random;
+mod reserve;
 mod world;
 
 use std::sync::Arc;
@@ -929,4 +931,51 @@ fn a_log_of_one_message_is_caught_up_with() {
     let feed = w.feed(0);
     assert_eq!((feed.condition.status, feed.upstream_end), (Status::Running, 1));
     assert_eq!(feed.counters.errors, 0, "{}", feed.last_error);
+}
+
+#[test]
+fn a_paused_source_rests_and_goes_on_exactly_where_it_stood() {
+    let mut w = world(2);
+    w.write(true, 0, 0, 100);
+    w.write(true, 1, 0, 100);
+    let pause = |paused| FromControl::Pause { source: "test".into(), paused };
+    w.tell(pause(true));
+    w.start(2);
+    w.run(5 * SECOND);
+    assert!((0..2).all(|p| w.feed(p).condition.reason == "paused" && w.feed(p).position == 0));
+    w.tell(pause(false));
+    w.until("a copy under way", |w| copied(w, 0, 1));
+    w.tell(pause(true));
+    w.write(true, 0, 100, 50);
+    w.until("rest", |w| (0..2).all(|p| w.feed(p).condition.reason == "paused"));
+    // Both links break meanwhile: resting has nothing to lose.
+    w.cut(true, true);
+    w.cut(false, true);
+    w.run(10 * SECOND);
+    assert!(w.feed(0).position < 150);
+    w.drain();
+    w.until("a drain", |w| w.is_drained());
+    w.kill();
+    w.start(2);
+    w.tell(pause(false));
+    w.until("the rest", |w| copied(w, 0, 150) && copied(w, 1, 100));
+    w.assert_equal(2);
+}
+
+#[test]
+fn a_feed_that_stopped_begins_again_when_it_is_told_to() {
+    let mut w = world(1);
+    w.write(true, 0, 0, 50);
+    w.start(1);
+    w.until("a copy", |w| copied(w, 0, 50));
+    // Somebody else writes to the destination.
+    w.foreign = true;
+    w.write(false, 0, 900, 1);
+    w.write(true, 0, 50, 10);
+    w.until("a stop", |w| w.feed(0).condition.status == Status::Error);
+    assert_eq!(w.feed(0).condition.reason, "diverged");
+    w.tell(FromControl::Restart { source: "test".into() });
+    w.run(SECOND);
+    w.until("the same finding", |w| w.feed(0).condition.status == Status::Error);
+    assert_eq!(w.feed(0).condition.reason, "diverged", "looking again papers nothing over");
 }

@@ -1,37 +1,50 @@
 //! Random histories: writers, faults by name, cuts, kills and lost tails in any order; at the
-//! end everything heals and the oracle asks for equal logs. `TIDEGATE_SEED=n` replays one.
+//! end everything heals and the oracle asks for equal logs. The books of the buffers are audited
+//! at every turn. `TIDEGATE_SEED=n` replays one.
 
 use std::time::Duration;
 
 use tidegate::config::MirrorPlan;
 use tidegate::loopback::faults::Op;
 use tidegate::loopback::{Fault, Scope, Times};
-use tidegate::shard::event::SaveError;
+use tidegate::shard::event::{FromControl, SaveError};
 use tidegate::shard::snapshot::Status;
 
+use super::nodes::{NODES, plan_to};
 use super::{plan, world_with};
 use crate::world::World;
 
-const PARTITIONS: u32 = 3;
+/// Few partitions, or in every so many histories more than the reserve compares at once.
+const FEW: u32 = 3;
+const MANY: u32 = 20;
+const MANY_EVERY: u64 = 20;
 
 struct Story {
     rng: fastrand::Rng,
-    written: [u64; PARTITIONS as usize],
+    /// The destination is a cluster of several nodes.
+    nodes: bool,
+    written: Vec<u64>,
     told: Vec<String>,
 }
 
-fn scope(rng: &mut fastrand::Rng, op: Op) -> Scope {
+fn scope(rng: &mut fastrand::Rng, op: Op, partitions: u32) -> Scope {
     let any = Scope { op, ..Scope::any() };
-    if rng.bool() { any.partition(rng.u32(0..PARTITIONS)) } else { any }
+    if rng.bool() { any.partition(rng.u32(0..partitions)) } else { any }
 }
 
 impl Story {
+    fn partitions(&self) -> u32 {
+        u32::try_from(self.written.len()).unwrap()
+    }
+
     fn step(&mut self, w: &mut World) {
+        let partitions = self.partitions();
         let rng = &mut self.rng;
-        let pick = rng.u32(0..18);
+        let pick = rng.u32(0..if self.nodes { 26 } else { 20 });
         let told = match pick {
+            20.. => node_event(rng, w),
             0..=5 => {
-                let partition = rng.u32(0..PARTITIONS);
+                let partition = rng.u32(0..partitions);
                 let from = self.written[partition as usize];
                 let count = rng.u64(1..60);
                 w.write(true, partition, from, count);
@@ -50,7 +63,11 @@ impl Story {
                 };
                 // Two of a kind: three unanswered sends of one record are a verdict, not a fault.
                 w.down.core.faults().clear_all();
-                w.down.core.faults().set(fault, scope(rng, Op::Send), Times::Next(rng.u32(1..3)));
+                w.down.core.faults().set(
+                    fault,
+                    scope(rng, Op::Send, partitions),
+                    Times::Next(rng.u32(1..3)),
+                );
                 format!("destination: {fault:?}")
             }
             7 => {
@@ -64,7 +81,7 @@ impl Story {
                     _ => Fault::Slow(Duration::from_millis(rng.u64(1..12_000))),
                 };
                 w.up.core.faults().clear_all();
-                w.up.core.faults().set(fault, scope(rng, Op::Poll), Times::Next(1));
+                w.up.core.faults().set(fault, scope(rng, Op::Poll, partitions), Times::Next(1));
                 format!("upstream: {fault:?}")
             }
             8 => {
@@ -89,7 +106,7 @@ impl Story {
                 format!("restart, starting until {until}, upstream {upstream}")
             }
             12 => {
-                let partition = rng.u32(0..PARTITIONS);
+                let partition = rng.u32(0..partitions);
                 let lost = rng.u64(1..30);
                 // A crash also ends what was still on its way in.
                 w.forget_late();
@@ -109,15 +126,28 @@ impl Story {
             14 => {
                 w.kill();
                 w.run(Duration::from_millis(rng.u64(0..3000)));
-                w.start(PARTITIONS);
+                w.start(partitions);
                 "kill".into()
             }
             15 => {
                 w.drain();
                 w.run(Duration::from_millis(rng.u64(0..3000)));
                 w.kill();
-                w.start(PARTITIONS);
+                w.start(partitions);
                 "drain and restart".into()
+            }
+            16 => {
+                let fault = Fault::Slow(Duration::from_millis(rng.u64(1..3000)));
+                let upstream = rng.bool();
+                let core = if upstream { &mut w.up.core } else { &mut w.down.core };
+                core.faults().clear_all();
+                core.faults().set(fault, scope(rng, Op::Poll, partitions), Times::Next(60));
+                format!("polls: {fault:?}, upstream {upstream}")
+            }
+            17 => {
+                let paused = rng.bool();
+                w.tell(FromControl::Pause { source: "test".into(), paused });
+                format!("paused: {paused}")
             }
             _ => "wait".into(),
         };
@@ -132,32 +162,86 @@ impl Story {
     }
 }
 
-fn live(seed: u64) {
+/// Something that happens to the nodes of the destination.
+fn node_event(rng: &mut fastrand::Rng, w: &mut World) -> String {
+    let node = rng.usize(0..NODES);
+    match rng.u32(0..6) {
+        0 | 1 => {
+            w.down.core.nodes().set_primary(Some(node));
+            format!("node {node} leads")
+        }
+        2 => {
+            let lag = rng.u64(0..40);
+            w.down.core.nodes().set_lag(node, lag);
+            format!("node {node} lags by {lag}")
+        }
+        3 => {
+            let up = rng.bool();
+            w.reach_node(node, up);
+            format!("node {node} reachable: {up}")
+        }
+        4 => {
+            let known = rng.bool();
+            w.down.core.nodes().set_routes(known);
+            format!("routes known: {known}")
+        }
+        _ => {
+            let named = rng.bool().then(|| rng.usize(0..NODES));
+            w.down.core.nodes().set_named(node, named);
+            format!("node {node} names {named:?}")
+        }
+    }
+}
+
+/// A destination of several nodes, of which the plan names some.
+fn cluster_world(seed: u64) -> World {
+    let named: [&[usize]; 4] = [&[0], &[0, 1, 2], &[1, 2], &[2, 0, 1]];
+    let plan = plan_to(named[usize::try_from(seed % 4).unwrap()]);
+    let mut w = World::new(MirrorPlan { state_interval: Duration::from_millis(500), ..plan });
+    w.cluster(NODES);
+    w.create(true, "orders", "events", FEW);
+    w.create(false, "orders", "events", FEW);
+    w.down.core.nodes().set_routes(seed.is_multiple_of(3));
+    w
+}
+
+/// Returns how many waited for the reserve at most.
+fn live(seed: u64, nodes: bool) -> usize {
+    let many = !nodes && seed % MANY_EVERY == MANY_EVERY - 1;
+    let partitions = if many { MANY } else { FEW };
     let plan = MirrorPlan { state_interval: Duration::from_millis(500), ..plan() };
-    let mut w = world_with(plan, PARTITIONS);
-    let mut story =
-        Story { rng: fastrand::Rng::with_seed(seed), written: [0; 3], told: Vec::new() };
-    w.start(PARTITIONS);
+    let mut w = if nodes { cluster_world(seed) } else { world_with(plan, partitions) };
+    let rng = fastrand::Rng::with_seed(seed);
+    let mut story = Story { rng, nodes, written: vec![0; partitions as usize], told: Vec::new() };
+    w.start(partitions);
     for _ in 0..story.rng.u32(5..60) {
         story.step(&mut w);
     }
     w.up.core.faults().clear_all();
     w.down.core.faults().clear_all();
     (w.up.up, w.down.up) = (true, true);
+    w.tell(FromControl::Pause { source: "test".into(), paused: false });
     w.up.core.starting_until(0);
     w.down.core.starting_until(0);
+    if nodes {
+        // Followers go on lagging.
+        for node in 0..NODES {
+            w.reach_node(node, true);
+            w.down.core.nodes().set_named(node, None);
+        }
+    }
     let end = w.now + 600_000;
     let done = |w: &World| {
-        (0..PARTITIONS).all(|p| {
-            let feed = w.feed(p);
-            feed.position == story.written[p as usize] && feed.condition.status == Status::Running
+        w.feeds().iter().all(|feed| {
+            let written = story.written[feed.partition as usize];
+            feed.position == written && feed.condition.status == Status::Running
         })
     };
     while !done(&w) && w.now < end {
         w.run(Duration::from_millis(500));
     }
     assert!(done(&w), "seed {seed}: not copied\n{:#?}\n{}", w.feeds(), story.told.join("\n"));
-    for partition in 0..PARTITIONS {
+    for partition in 0..partitions {
         let text = |side: Vec<(u64, String)>| side.into_iter().map(|m| m.1).collect::<Vec<_>>();
         let (up, down) = (text(w.read(true, partition)), text(w.read(false, partition)));
         assert!(
@@ -169,16 +253,33 @@ fn live(seed: u64) {
             w.feed(partition)
         );
     }
+    for _ in 0..100 {
+        if w.reserve() == (0, 0) {
+            return w.most_waiting;
+        }
+        w.run(Duration::from_millis(1));
+    }
+    panic!("seed {seed}: {:?} stays lent\n{}", w.reserve(), story.told.join("\n"));
+}
+
+fn live_all(most: u64, nodes: bool) {
+    if let Ok(seed) = std::env::var("TIDEGATE_SEED") {
+        live(seed.parse().expect("a number"), nodes);
+        return;
+    }
+    let seeds: u64 =
+        std::env::var("TIDEGATE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(most);
+    let waited = (0..seeds).map(|seed| live(seed, nodes)).filter(|waiting| *waiting > 0).count();
+    let least = if nodes { 0 } else { seeds / (2 * MANY_EVERY) };
+    assert!(waited as u64 >= least, "feeds waited in {waited} of {seeds} histories");
 }
 
 #[test]
 fn random_histories_end_in_equal_logs() {
-    if let Ok(seed) = std::env::var("TIDEGATE_SEED") {
-        return live(seed.parse().expect("a number"));
-    }
-    let seeds: u64 =
-        std::env::var("TIDEGATE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
-    for seed in 0..seeds {
-        live(seed);
-    }
+    live_all(400, false);
+}
+
+#[test]
+fn random_histories_of_a_cluster_end_in_equal_logs() {
+    live_all(200, true);
 }

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidegate::batch::{FeedId, OffsetMap};
-use tidegate::config::MirrorPlan;
+use tidegate::config::budget::SHARD_RESERVE;
+use tidegate::config::{ClusterPlan, MirrorPlan};
 use tidegate::iggy_wire::session::{Credentials, Delivery, Session};
 use tidegate::iggy_wire::{PollFrom, Reply, Request, SendTo, Verify, build, record};
 use tidegate::loopback::core::{Core, Delivery as How, Effect, Inbound, Settings};
 use tidegate::loopback::frame::{Frame, RequestHead};
 use tidegate::shard::event::{
-    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, SaveError, Ticket, ToControl,
+    Command, ConnError, ConnId, Event, Failure, FeedSpec, FromControl, Place, SaveError, Ticket,
+    ToControl,
 };
+use tidegate::shard::pipeline::budget::LARGE_SLOT;
 use tidegate::shard::pipeline::{Pipeline, PipelineConfig};
 use tidegate::shard::snapshot::FeedSnapshot;
 use tidegate::statefile::{FeedState, format};
@@ -22,26 +25,66 @@ use tidegate::time::{Millis, Now, UnixMicros};
 
 /// Wall time at virtual 0.
 const EPOCH: u64 = 1_700_000_000_000_000;
+/// The shard's part of `max_buffered_bytes`, where a test does not say another one.
+const LIMIT: u64 = 64 << 20;
 
-/// A broker and whether it can be reached.
+/// A broker and whether it can be reached, as a whole and node by node.
 pub struct Broker {
     pub core: Core,
     pub up: bool,
+    addresses: Vec<Arc<str>>,
+    node_up: Vec<bool>,
 }
 
 struct Link {
     session: Session,
     upstream: bool,
+    node: usize,
     transport: u64,
-    tickets: HashMap<u64, (Ticket, u32, bool)>,
+    tickets: HashMap<u64, Asked>,
+    /// A send that timed out: the connection is ending and may still write it.
+    dying: Option<Bytes>,
+}
+
+/// A request without a reply.
+struct Asked {
+    ticket: Ticket,
+    limit: u32,
+    /// What a send holds in memory until it is answered; `None` for a read.
+    sends: Option<Bytes>,
+}
+
+/// Bytes in memory, as the outside sees them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Memory {
+    /// What the outstanding reads may still bring.
+    pub asked: u64,
+    /// Bodies of replies that somebody still refers to.
+    pub replies: u64,
+    /// Sends that share no buffer with a reply.
+    pub copies: u64,
+}
+
+impl Memory {
+    pub fn total(self) -> u64 {
+        self.asked + self.replies + self.copies
+    }
 }
 
 enum Due {
     Frame { conn: ConnId, transport: u64, frame: Frame },
     Expired { conn: ConnId, transport: u64, number: u64 },
+    Dead { conn: ConnId, transport: u64 },
     Late { upstream: bool, late: tidegate::loopback::LateSend },
     Save { source: Arc<str>, generation: u64, image: Vec<u8>, error: Option<SaveError> },
     Event(Event),
+}
+
+/// Questions about nodes that the pipeline has asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Questions {
+    pub rosters: u64,
+    pub primaries: u64,
 }
 
 pub struct World {
@@ -59,7 +102,7 @@ pub struct World {
     pub to_control: Vec<ToControl>,
     /// Answers a wish for the large slot at once, as long as nobody holds it.
     pub grant_large_slot: bool,
-    large_wanted: Vec<FeedId>,
+    pub large_wanted: Vec<FeedId>,
     large_held: Option<FeedId>,
     pipeline: Pipeline,
     feeds: Vec<(usize, u32)>,
@@ -70,15 +113,32 @@ pub struct World {
     wake: u64,
     seed: u64,
     polled: u64,
+    /// This shard's part of `max_buffered_bytes`; takes effect with the next start.
+    pub limit: u64,
+    /// Bodies of replies that may still be referred to.
+    bodies: Vec<Bytes>,
+    pub memory: Memory,
+    /// Most at any moment: lent from the reserve, waiting for it, in copies.
+    pub most_lent: u64,
+    pub most_waiting: usize,
+    pub most_copied: u64,
+    asked: Questions,
+    /// Most in sends that timed out on a connection that is not down yet.
+    pub most_dying: usize,
 }
 
 impl World {
     pub fn new(plan: MirrorPlan) -> World {
-        let broker = || Broker { core: Core::new(Settings::default()), up: true };
+        let broker = |cluster: &ClusterPlan| Broker {
+            core: Core::new(Settings::default()),
+            up: true,
+            addresses: vec![cluster.addresses[0].as_str().into()],
+            node_up: vec![true],
+        };
         World {
             now: 0,
-            up: broker(),
-            down: broker(),
+            up: broker(&plan.from),
+            down: broker(&plan.to),
             disk: BTreeMap::new(),
             save_errors: Vec::new(),
             save_takes: 2,
@@ -88,7 +148,7 @@ impl World {
             grant_large_slot: false,
             large_wanted: Vec::new(),
             large_held: None,
-            pipeline: pipeline(1),
+            pipeline: pipeline(1, LIMIT),
             feeds: Vec::new(),
             links: HashMap::new(),
             due: BTreeMap::new(),
@@ -97,7 +157,47 @@ impl World {
             wake: 0,
             seed: 1,
             polled: 0,
+            limit: LIMIT,
+            bodies: Vec::new(),
+            most_lent: 0,
+            most_waiting: 0,
+            most_copied: 0,
+            most_dying: 0,
+            memory: Memory::default(),
+            asked: Questions::default(),
         }
+    }
+
+    /// Makes the destination a cluster of `count` nodes at `10.0.0.n:1`, the first of which leads.
+    pub fn cluster(&mut self, count: usize) {
+        let address = |node: usize| format!("10.0.0.{}", node + 1);
+        let nodes = self.down.core.nodes();
+        nodes.advertise(0, &address(0), 1);
+        for node in 1..count {
+            nodes.add(&address(node), 1);
+        }
+        self.down.addresses =
+            (0..count).map(|node| format!("{}:1", address(node)).into()).collect();
+        self.down.node_up = vec![true; count];
+    }
+
+    /// Node `node` of the destination can be reached, or its connections end and it cannot.
+    pub fn reach_node(&mut self, node: usize, up: bool) {
+        self.down.node_up[node] = up;
+        let is_there = |link: &Link| !up && !link.upstream && link.node == node;
+        let lost: Vec<ConnId> =
+            self.links.iter().filter(|(_, l)| is_there(l)).map(|(c, _)| *c).collect();
+        for conn in lost {
+            self.drop_link(conn, ConnError::Lost("cut".into()), Failure::Lost, None);
+        }
+    }
+
+    /// Nodes of the destination that are connected to, each as often as it is.
+    pub fn connected_nodes(&self) -> Vec<usize> {
+        let mut nodes: Vec<usize> =
+            self.links.values().filter(|link| !link.upstream).map(|link| link.node).collect();
+        nodes.sort_unstable();
+        nodes
     }
 
     /// Creates a topic on one side and returns its creation time.
@@ -162,10 +262,36 @@ impl World {
         }
     }
 
+    /// Appends one batch with a message per size to a partition of the first topic.
+    pub fn write_batch(&mut self, upstream: bool, partition: u32, sizes: &[usize]) {
+        let name = self.plan.topics[0].upstream.clone();
+        let payload = vec![b'x'; sizes.iter().copied().max().unwrap_or(0)];
+        let message =
+            |size: &usize| build::Message { payload: &payload[..*size], ..Default::default() };
+        let messages: Vec<build::Message<'_>> = sizes.iter().map(message).collect();
+        let send = Request::Send {
+            stream: name.stream,
+            topic: name.topic,
+            to: SendTo::Partition(partition),
+            record: build::build_record(&messages).expect("record"),
+        };
+        self.ask(upstream, send).expect("send");
+    }
+
+    /// Bytes lent from the reserve, and how many wait for some.
+    pub fn reserve(&self) -> (u64, usize) {
+        self.pipeline.reserve()
+    }
+
     /// Polls the upstream has answered on the first partitions of the topic.
     pub fn polls(&self, partitions: u32) -> u64 {
         let _ = partitions;
         self.polled
+    }
+
+    /// Questions about nodes so far.
+    pub fn asked(&self) -> Questions {
+        self.asked
     }
 
     /// A message from the control thread.
@@ -196,7 +322,8 @@ impl World {
     pub fn ask(&mut self, upstream: bool, request: Request) -> Result<Reply, u32> {
         let now = self.wall();
         let core = if upstream { &mut self.up.core } else { &mut self.down.core };
-        let transport = core.connect("bystander".into());
+        let node = core.nodes().primary().unwrap_or(0);
+        let transport = core.connect_to(node, "bystander".into());
         let mut session = Session::new(u128::from(self.seed) << 70, 77, iggy());
         self.seed += 1;
         let login = session.login().expect("login");
@@ -253,7 +380,7 @@ impl World {
     pub fn kill(&mut self) {
         (self.large_wanted, self.large_held) = (Vec::new(), None);
         self.seed += 1;
-        self.pipeline = pipeline(self.seed);
+        self.pipeline = pipeline(self.seed, self.limit);
         for (_, link) in self.links.drain() {
             let core = if link.upstream { &mut self.up.core } else { &mut self.down.core };
             core.disconnect(link.transport);
@@ -355,9 +482,48 @@ impl World {
         for command in out {
             self.perform(command);
         }
+        self.audit();
         if !self.events.is_empty() {
             self.wake = self.now;
         }
+    }
+
+    /// The accounts stay in their bounds, and never say less than what is in memory.
+    fn audit(&mut self) {
+        let (lent, waiting) = self.pipeline.reserve();
+        assert!(lent <= SHARD_RESERVE, "{lent} bytes of the reserve are lent");
+        assert!(waiting <= 2 * self.feeds.len(), "{waiting} wait for the reserve");
+        self.bodies.retain(|body| !body.is_unique());
+        let reads = |asked: &&Asked| asked.sends.is_none();
+        let outstanding = || self.links.values().flat_map(|link| link.tickets.values());
+        let is_reply = |sent: &Bytes| {
+            self.bodies.iter().any(|body| body.as_ptr_range().contains(&sent.as_ptr()))
+        };
+        let copied = |sent: &&Bytes| !sent.is_empty() && !is_reply(sent);
+        let dying = || self.links.values().filter_map(|link| link.dying.as_ref());
+        let sends = outstanding().filter_map(|asked| asked.sends.as_ref()).chain(dying());
+        let memory = Memory {
+            asked: outstanding().filter(reads).map(|asked| u64::from(asked.limit)).sum(),
+            replies: self.bodies.iter().map(|body| body.len() as u64).sum(),
+            copies: sends.filter(copied).map(|sent| sent.len() as u64).sum(),
+        };
+        let slot = if self.large_held.is_some() { LARGE_SLOT } else { 0 };
+        let (held, limit) = self.pipeline.buffered();
+        assert!(held <= limit + slot, "{held} bytes are held, {limit} allowed");
+        assert!(memory.total() <= held, "{held} bytes are held, there are {memory:?}");
+        assert!(memory.copies <= lent, "{lent} bytes are lent, there are {memory:?}");
+        let is_quiet = self.events.is_empty() && outstanding().count() + dying().count() == 0;
+        // A feed that looks for its node keeps its loan while the node is dialled.
+        let dialling = if self.down.node_up.len() > 1 { lent } else { 0 };
+        if is_quiet && memory.total() == 0 {
+            let most = slot + dialling;
+            assert!(held <= most, "{held} bytes are held, nothing is in memory or asked for");
+        }
+        self.most_dying = self.most_dying.max(dying().map(Bytes::len).sum());
+        self.most_lent = self.most_lent.max(lent);
+        self.most_waiting = self.most_waiting.max(waiting);
+        self.most_copied = self.most_copied.max(memory.copies);
+        self.memory = memory;
     }
 
     fn happen(&mut self, due: Due) {
@@ -382,11 +548,17 @@ impl World {
                 if link.transport != transport {
                     return;
                 }
-                let Some((ticket, _, is_send)) = link.tickets.remove(&number) else { return };
+                let Some(asked) = link.tickets.remove(&number) else { return };
                 link.session.forget(number);
-                let result = Err(Failure::TimedOut);
+                let (ticket, result) = (asked.ticket, Err(Failure::TimedOut));
                 self.events.push(Event::Replied { ticket, result });
-                if is_send {
+                if let Some(sends) = asked.sends {
+                    link.dying = Some(sends);
+                    self.later(1, Due::Dead { conn, transport });
+                }
+            }
+            Due::Dead { conn, transport } => {
+                if self.links.get(&conn).is_some_and(|link| link.transport == transport) {
                     let cause = ConnError::Silent(Duration::from_secs(10));
                     self.drop_link(conn, cause, Failure::Lost, None);
                 }
@@ -396,14 +568,14 @@ impl World {
 
     fn arrive(&mut self, conn: ConnId, transport: u64, frame: &Frame) {
         let Some(link) = self.links.get_mut(&conn) else { return };
-        if link.transport != transport {
+        if link.transport != transport || link.dying.is_some() {
             return;
         }
         let bytes = frame.to_vec();
         let header: [u8; 256] = bytes[..256].try_into().unwrap();
         let incoming = link.session.on_header(&header).expect("header");
-        if let Some((ticket, limit, _)) = incoming.number.and_then(|n| link.tickets.get(&n)) {
-            let (ticket, limit) = (*ticket, *limit);
+        if let Some(asked) = incoming.number.and_then(|n| link.tickets.get(&n)) {
+            let (ticket, limit) = (asked.ticket, asked.limit);
             if bytes.len() > limit as usize {
                 let size = u32::try_from(bytes.len()).unwrap();
                 let cause = ConnError::TooLarge { size, limit };
@@ -411,12 +583,19 @@ impl World {
             }
         }
         let body = Bytes::copy_from_slice(&bytes[256..]);
+        if !body.is_empty() {
+            self.bodies.push(body.clone());
+        }
         match link.session.on_reply(&incoming, body).expect("reply") {
             Delivery::LoggedIn { server_version, .. } => {
-                self.events.push(Event::ConnUp { conn, server_version });
+                let (upstream, node) = (link.upstream, link.node);
+                let broker = if upstream { &self.up } else { &self.down };
+                let address = broker.addresses[node].clone();
+                let place = Place { peer: address.clone(), address };
+                self.events.push(Event::ConnUp { conn, server_version, place });
             }
             Delivery::Reply { number, result } => {
-                let Some((ticket, ..)) = link.tickets.remove(&number) else { return };
+                let Some(Asked { ticket, .. }) = link.tickets.remove(&number) else { return };
                 let result = result.map_err(|error| Failure::Refused(error.code));
                 self.events.push(Event::Replied { ticket, result });
             }
@@ -432,7 +611,7 @@ impl World {
         let Some(link) = self.links.remove(&conn) else { return };
         let core = if link.upstream { &mut self.up.core } else { &mut self.down.core };
         core.disconnect(link.transport);
-        let mut tickets: Vec<Ticket> = link.tickets.values().map(|(ticket, ..)| *ticket).collect();
+        let mut tickets: Vec<Ticket> = link.tickets.values().map(|asked| asked.ticket).collect();
         tickets.sort_unstable();
         for ticket in tickets {
             let failure = if of == Some(ticket) { first.clone() } else { Failure::Lost };
@@ -443,8 +622,13 @@ impl World {
 
     fn perform(&mut self, command: Command) {
         match command {
-            Command::Connect { conn, cluster } => self.connect(conn, &cluster),
+            Command::Connect { conn, cluster, node } => {
+                self.connect(conn, &cluster, node.as_deref());
+            }
             Command::Close { conn } => {
+                if self.links.get(&conn).is_some_and(|link| link.dying.is_some()) {
+                    return;
+                }
                 self.drop_link(conn, ConnError::Closed, Failure::Lost, None);
             }
             Command::Request { conn, ticket, request, reply_limit, timeout } => {
@@ -454,6 +638,9 @@ impl World {
                 let error = self.save_errors.pop();
                 let millis = self.save_takes;
                 self.later(millis, Due::Save { source, generation, image, error });
+            }
+            Command::Pg { .. } | Command::Spill { .. } => {
+                unreachable!("mirrors have no connection to Postgres")
             }
             Command::Control(message) => self.controlled(message),
         }
@@ -475,18 +662,32 @@ impl World {
         }
     }
 
-    fn connect(&mut self, conn: ConnId, cluster: &str) {
+    fn connect(&mut self, conn: ConnId, cluster: &str, wanted: Option<&str>) {
         let upstream = *cluster == *self.plan.from.key;
-        let broker = if upstream { &mut self.up } else { &mut self.down };
-        if !broker.up {
-            let cause = ConnError::Dial { address: "x:1".into(), why: "refused".into() };
-            return self.later(1, Due::Event(Event::ConnDown { conn, cause }));
-        }
-        let transport = broker.core.connect(format!("{conn:?}"));
+        let (plan, broker) = match upstream {
+            true => (&self.plan.from, &mut self.up),
+            false => (&self.plan.to, &mut self.down),
+        };
+        let configured = plan.addresses.iter().map(String::as_str);
+        let asked: Vec<&str> = wanted.map_or_else(|| configured.collect(), |one| vec![one]);
+        let node_at = |address: &&str| broker.addresses.iter().position(|a| **a == **address);
+        let mut nodes = asked.iter().filter_map(node_at);
+        let node = nodes.find(|node| broker.up && broker.node_up[*node]);
+        let Some(node) = node else {
+            let address = asked.last().map_or("none", |address| address).to_owned();
+            let unknown = asked.iter().all(|address| node_at(address).is_none());
+            let cause = ConnError::Dial { address, why: "refused".into() };
+            // Nothing answers at an address that leads nowhere, not even with a refusal.
+            let millis = if unknown { 5000 } else { 1 };
+            return self.later(millis, Due::Event(Event::ConnDown { conn, cause }));
+        };
+        let transport = broker.core.connect_to(node, format!("{conn:?}"));
         self.seed += 1;
         let mut session = Session::new(u128::from(self.seed) << 80, self.seed * 1_000_003, iggy());
         let login = session.login().expect("login");
-        self.links.insert(conn, Link { session, upstream, transport, tickets: HashMap::new() });
+        let tickets = HashMap::new();
+        let link = Link { session, upstream, node, transport, tickets, dying: None };
+        self.links.insert(conn, link);
         self.submit(conn, &frame_of(&login));
     }
 
@@ -498,19 +699,26 @@ impl World {
         limit: u32,
         t: Duration,
     ) {
-        let Some(link) = self.links.get_mut(&conn) else {
+        let Some(link) = self.links.get_mut(&conn).filter(|link| link.dying.is_none()) else {
             self.events.push(Event::Replied { ticket, result: Err(Failure::Lost) });
             return;
         };
         let (number, outgoing) = link.session.request(request).expect("request");
-        let is_send = matches!(request, Request::Send { .. });
+        let sends = match request {
+            Request::Send { record, .. } => Some(record.blob().clone()),
+            _ => None,
+        };
         if let Request::Send { to: SendTo::Partition(partition), record, .. } = request {
             let (partition, first) = (*partition, record.first_offset());
-            self.assert_resumable(partition, first);
+            if self.down.core.nodes().primary() == Some(link.node) {
+                self.assert_resumable(partition, first);
+            }
         }
         let Some(link) = self.links.get_mut(&conn) else { return };
         self.polled += u64::from(matches!(request, Request::Poll { .. }));
-        link.tickets.insert(number, (ticket, limit, is_send));
+        self.asked.rosters += u64::from(matches!(request, Request::ClusterMetadata));
+        self.asked.primaries += u64::from(matches!(request, Request::Primary { .. }));
+        link.tickets.insert(number, Asked { ticket, limit, sends });
         let transport = link.transport;
         let millis = u64::try_from(t.as_millis()).unwrap();
         self.later(millis, Due::Expired { conn, transport, number });
@@ -577,8 +785,8 @@ impl World {
     }
 }
 
-fn pipeline(seed: u64) -> Pipeline {
-    Pipeline::new(PipelineConfig { shard: 0, buffer_limit: 64 << 20, seed })
+fn pipeline(seed: u64, buffer_limit: u64) -> Pipeline {
+    Pipeline::new(PipelineConfig { shard: 0, buffer_limit, seed })
 }
 
 fn iggy() -> Credentials {

@@ -72,6 +72,8 @@ pub struct Loopbacks {
     pub pair: Pair,
     pub up: Control,
     pub down: Control,
+    /// Every node of the destination; `down` is the first.
+    pub nodes: Vec<Control>,
 }
 
 impl Pair {
@@ -88,14 +90,23 @@ impl Loopbacks {
     /// Built-in brokers for a test that needs faults; `None`, with the reason printed, where
     /// real servers are asked for.
     pub fn start(test: &str) -> Option<Loopbacks> {
+        Loopbacks::with_nodes(test, 1)
+    }
+
+    /// The same with a destination of several nodes, the first of which leads.
+    pub fn with_nodes(test: &str, count: usize) -> Option<Loopbacks> {
         if real_servers().is_some() {
             skipped(test, "it needs fault switches, which real servers do not have");
             return None;
         }
-        let (up, down) = (Loopback::start(), Loopback::start());
+        let servers = Server::start_cluster(ServerOptions::default(), count);
+        let servers = servers.expect("built-in brokers");
+        let nodes: Vec<Control> = servers.iter().map(Server::control).collect();
+        let down = Loopback { control: nodes[0].clone(), _servers: servers };
+        let up = Loopback::start();
         let (up_control, down_control) = (up.control.clone(), down.control.clone());
         let pair = Pair { up: Arc::new(up), down: Arc::new(down) };
-        Some(Loopbacks { pair, up: up_control, down: down_control })
+        Some(Loopbacks { pair, up: up_control, down: down_control, nodes })
     }
 }
 
@@ -104,16 +115,16 @@ fn real_servers() -> Option<(String, String)> {
     Some((address("TIDEGATE_TEST_IGGY_UP")?, address("TIDEGATE_TEST_IGGY_DOWN")?))
 }
 
-/// A broker in this process.
+/// A broker in this process, of one node or more.
 struct Loopback {
     control: Control,
-    _server: Server,
+    _servers: Vec<Server>,
 }
 
 impl Loopback {
     fn start() -> Loopback {
         let server = Server::start(ServerOptions::default()).expect("a built-in broker");
-        Loopback { control: server.control(), _server: server }
+        Loopback { control: server.control(), _servers: vec![server] }
     }
 }
 

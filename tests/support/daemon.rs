@@ -76,6 +76,11 @@ impl Home {
         self.dir.path().join("tidegate.toml")
     }
 
+    /// Where a daemon of this directory has its admin interface.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// Runs another subcommand to its end: exit code, standard output, standard error.
     pub fn run(&self, arguments: &[&str]) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
@@ -85,6 +90,9 @@ impl Home {
         (code, text(&output.stdout), text(&output.stderr))
     }
 }
+
+/// What a test shows to change something.
+pub const ADMIN_TOKEN: &str = "open sesame";
 
 const DAEMON: usize = 0;
 const UP: usize = 1;
@@ -117,6 +125,12 @@ impl Config {
             .source("reset_grace", "2s")
             .source("state_interval", "50ms")
             .source("discovery_interval", "500ms")
+    }
+
+    /// These addresses of the destination in place of the one.
+    pub fn down_addresses(mut self, addresses: &[String]) -> Config {
+        self.down = addresses.join(",");
+        self
     }
 
     /// Mirrors this topic to its namesake.
@@ -179,14 +193,20 @@ impl Config {
     pub fn text(&self, home: &Home) -> String {
         let keys = |table: usize| self.keys_of(table);
         let cluster = |name: &str, address: &str, table: usize| {
+            let several: Vec<&str> = address.split(',').collect();
+            let address = match several[..] {
+                [one] => format!("address = {one:?}"),
+                _ => format!("addresses = {several:?}"),
+            };
             format!(
-                "[clusters.{name}]\naddress = {address:?}\nusername = \"iggy\"\n\
+                "[clusters.{name}]\n{address}\nusername = \"iggy\"\n\
                  password = \"iggy\"\n{}\n",
                 keys(table)
             )
         };
         format!(
-            "[daemon]\nstate_dir = {:?}\n{}\n[admin]\nlisten = \"{}\"\n\n{}{}\
+            "[daemon]\nstate_dir = {:?}\n{}\n[admin]\nlisten = \"{}\"\n\
+             token = {ADMIN_TOKEN:?}\n\n{}{}\
              [sources.mirror]\nkind = \"iggy\"\nfrom = \"up\"\nto = \"down\"\n\
              include = [\n  {}\n]\n{}{}",
             home.state_dir().display().to_string(),
@@ -295,10 +315,20 @@ impl Daemon {
 
     /// One request by hand: status code and body.
     pub fn ask(&self, method: &str, path: &str) -> io::Result<(u16, String)> {
+        self.ask_with(method, path, "")
+    }
+
+    /// The same as somebody who may change things.
+    pub fn order(&self, path: &str) -> io::Result<(u16, String)> {
+        self.ask_with("POST", path, &format!("Authorization: Bearer {ADMIN_TOKEN}\r\n"))
+    }
+
+    fn ask_with(&self, method: &str, path: &str, headers: &str) -> io::Result<(u16, String)> {
         let mut socket = TcpStream::connect_timeout(&self.admin, ANSWER_LIMIT)?;
         socket.set_read_timeout(Some(ANSWER_LIMIT))?;
         let host = self.admin;
-        write!(socket, "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+        write!(socket, "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}")?;
+        write!(socket, "Connection: close\r\n\r\n")?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -7,9 +7,12 @@
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 #![allow(clippy::disallowed_methods)] // sockets, files, threads and the clock
 
+mod certs;
 mod client;
 mod cluster;
 mod daemon;
+pub mod pg_client;
+mod postgres;
 mod proxy;
 mod writer;
 
@@ -20,9 +23,11 @@ use tidegate::batch::TopicName;
 pub use tidegate::cli::demo::compare::{Report, Seen, compare as compare_logs};
 pub use tidegate::cli::demo::workload::Workload;
 
+pub use certs::{Authority, Leaf};
 pub use client::Client;
 pub use cluster::{Cluster, Loopbacks, Pair, over_the_wire};
-pub use daemon::{Config, Daemon, Home};
+pub use daemon::{ADMIN_TOKEN, Config, Daemon, Home};
+pub use postgres::{Postgres, ServerTls, Session, SqlRows, Stop};
 pub use proxy::Proxy;
 pub use writer::Writer;
 

@@ -356,19 +356,8 @@ impl<'a> Judge<'a> {
     }
 
     fn refused(&mut self, cluster: &str, topic: &TopicName, error: ServerError, verb: &str) {
-        let subject = self.subject(topic);
-        let advice = if error.is_unauthorized() {
-            format!("grant the user of cluster {cluster} the right to {verb} this topic")
-        } else {
-            format!("see the log of cluster {cluster}; check again")
-        };
-        self.findings.push(Finding {
-            class: Class::Peer,
-            subject,
-            seen: format!("cluster {cluster} refuses to describe it: {error}"),
-            expected: format!("a user that may {verb} it"),
-            advice,
-        });
+        let finding = refused(self.subject(topic), cluster, error, verb);
+        self.findings.push(finding);
     }
 
     fn saved(&self) -> Vec<&'a FeedState> {
@@ -392,6 +381,22 @@ impl<'a> Judge<'a> {
             expected: expected.to_owned(),
             advice: advice.to_owned(),
         });
+    }
+}
+
+/// The cluster would not say what the topic is.
+pub(super) fn refused(subject: String, cluster: &str, error: ServerError, verb: &str) -> Finding {
+    let advice = if error.is_unauthorized() {
+        format!("grant the user of cluster {cluster} the right to {verb} this topic")
+    } else {
+        format!("see the log of cluster {cluster}; check again")
+    };
+    Finding {
+        class: Class::Peer,
+        subject,
+        seen: format!("cluster {cluster} refuses to describe it: {error}"),
+        expected: format!("a user that may {verb} it"),
+        advice,
     }
 }
 

@@ -1,11 +1,12 @@
-//! Asks the clusters. Reads only: what a daemon would create or grow is left as it is.
+//! Asks clusters and databases. Reads only: what a daemon would create or grow is left as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::batch::TopicName;
+use super::database::{self, Database};
+use crate::batch::{SourceKey, TopicName};
 use crate::config::{ClusterPlan, Partitions, Plan};
 use crate::iggy_wire::{PollFrom, Reply, Request, ServerError, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
@@ -13,11 +14,25 @@ use crate::shard::driver::link::Link;
 use crate::shard::driver::resolve::{Resolver, ResolverThread};
 use crate::shard::event::{ConnError, Failure};
 use crate::shard::provision::Trouble;
-use crate::statefile::FeedState;
+use crate::statefile::{CaptureState, FeedState};
 
-/// What every cluster of the sources answered, by its key.
+/// Positions by source, in the order of the plan.
 #[derive(Debug, Default)]
-pub(super) struct Survey(BTreeMap<Arc<str>, Answers>);
+pub(super) struct SavedPositions {
+    /// Of mirrors; `None` for one that would not start.
+    pub mirrors: Vec<Option<Vec<FeedState>>>,
+    /// Of captures.
+    pub captures: Vec<Option<CaptureState>>,
+}
+
+/// What everybody answered.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    /// Every cluster of the sources, by its key.
+    clusters: BTreeMap<Arc<str>, Answers>,
+    /// The database of every capture, by the capture's key.
+    databases: BTreeMap<SourceKey, Database>,
+}
 
 /// One cluster.
 #[derive(Debug, Default)]
@@ -57,30 +72,43 @@ struct Questions {
 }
 
 impl Survey {
-    /// Asks all clusters at once; to be run inside a runtime. `saved`: positions by source.
-    pub(super) async fn take(plan: &Plan, saved: &[Option<Vec<FeedState>>]) -> io::Result<Survey> {
+    /// Asks all clusters and databases at once; to be run inside a runtime.
+    pub(super) async fn take(plan: &Plan, saved: SavedPositions) -> io::Result<Survey> {
         let resolver = Resolver::new(ResolverThread::start()?)?;
         let mut asked = Vec::new();
-        for (key, questions) in questions(plan, saved) {
+        for (key, questions) in questions(plan, &saved.mirrors) {
             let Some(cluster) = plan.clusters.get(&key) else { continue };
             let asking = ask_cluster(cluster.clone(), resolver.clone(), questions);
             asked.push((key, monoio::spawn(asking)));
         }
+        let mut databases = Vec::new();
+        for (capture, saved) in plan.captures.iter().zip(saved.captures) {
+            let asking = database::ask(capture.clone(), saved, resolver.clone());
+            databases.push((capture.key.clone(), monoio::spawn(asking)));
+        }
         let mut survey = Survey::default();
         for (key, answers) in asked {
-            survey.0.insert(key, answers.await);
+            survey.clusters.insert(key, answers.await);
+        }
+        for (key, database) in databases {
+            survey.databases.insert(key, database.await);
         }
         Ok(survey)
     }
 
     /// All clusters that were asked.
     pub(super) fn clusters(&self) -> impl Iterator<Item = (&Arc<str>, &Answers)> {
-        self.0.iter()
+        self.clusters.iter()
     }
 
     /// One cluster, if it could be reached.
     pub(super) fn reached(&self, key: &str) -> Option<&Answers> {
-        self.0.get(key).filter(|answers| answers.is_reached())
+        self.clusters.get(key).filter(|answers| answers.is_reached())
+    }
+
+    /// What the database of a capture said.
+    pub(super) fn database(&self, capture: &str) -> Option<&Database> {
+        self.databases.get(capture)
     }
 
     /// One topic of it, if it is known to be there.
@@ -112,6 +140,10 @@ fn questions(plan: &Plan, saved: &[Option<Vec<FeedState>>]) -> BTreeMap<Arc<str>
             let down = all.entry(source.to.key.clone()).or_default();
             down.topics.insert(topic.downstream.clone());
         }
+    }
+    for capture in &plan.captures {
+        let down = all.entry(capture.to.key.clone()).or_default();
+        down.topics.extend(capture.routing.literals());
     }
     all
 }

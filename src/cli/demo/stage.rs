@@ -4,9 +4,8 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +16,7 @@ use super::compare::{Report, Seen, compare};
 use super::process::Process;
 use super::watch::{DemoError, Watch};
 use super::workload::Workload;
+use crate::cli::scratch::{Scratch, free_port};
 use crate::loopback::ControlError;
 use crate::loopback::{Control, Server, ServerOptions};
 
@@ -43,7 +43,7 @@ const LIVE_CAP: [u64; 3] = [5, 9, 10];
 pub struct Stage {
     upstream: Server,
     downstream: Server,
-    dir: TempDir,
+    dir: Scratch,
     admin: SocketAddr,
     workload: Workload,
     totals: Vec<u64>,
@@ -65,7 +65,7 @@ impl Stage {
         };
         let (upstream, downstream) = (broker()?, broker()?);
         upstream.control().create_topic(STREAM, TOPIC, partitions);
-        let dir = TempDir::create()
+        let dir = Scratch::create("demo")
             .map_err(|why| DemoError::Machine { what: "cannot make a temporary directory", why })?;
         let admin = free_port().map_err(|why| DemoError::Machine { what: "no free port", why })?;
         let (width, count) = (u64::from(partitions), messages);
@@ -288,44 +288,6 @@ fn ask_readiness(admin: SocketAddr) -> io::Result<bool> {
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;
     Ok(answer.split(' ').nth(1) == Some("200"))
-}
-
-/// A port nobody listens on. Somebody may take it before the mirror does; the mirror then says so.
-fn free_port() -> io::Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0")?.local_addr()
-}
-
-/// A directory of its own, removed with its handle.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn create() -> io::Result<TempDir> {
-        let name = format!("tidegate-demo-{}-{:08x}", std::process::id(), fastrand::u32(..));
-        let dir = TempDir(std::env::temp_dir().join(name));
-        let builder = || {
-            let mut builder = fs::DirBuilder::new();
-            builder.mode(0o700);
-            builder
-        };
-        builder().create(dir.path())?;
-        builder().create(dir.state_dir())?;
-        Ok(dir)
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-
-    fn state_dir(&self) -> PathBuf {
-        self.0.join("state")
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        // What cannot be removed stays where temporary files are expected.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 #[cfg(test)]

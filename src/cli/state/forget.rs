@@ -56,8 +56,13 @@ impl Selection<'_> {
         }
     }
 
+    /// Whether this upstream topic is meant.
+    pub fn names(&self, upstream: &TopicName) -> bool {
+        upstream.to_string() == self.topic
+    }
+
     fn covers(&self, feed: &FeedState) -> bool {
-        feed.upstream.to_string() == self.topic
+        self.names(&feed.upstream)
             && self.partition.is_none_or(|partition| partition == feed.partition)
     }
 }
@@ -82,9 +87,12 @@ pub fn plan(files: &[FoundFile], selection: Selection<'_>, now: u64) -> Result<R
             partition: feed.partition,
             position: feed.position,
         }));
-        let (source, shard, generation) = (state.source.clone(), state.shard, state.generation + 1);
-        let state = SourceState { source, shard, generation, saved_at: now, feeds: kept };
-        rewrite.states.push(state);
+        rewrite.states.push(SourceState {
+            generation: state.generation + 1,
+            saved_at: now,
+            feeds: kept,
+            ..state.clone()
+        });
     }
     Ok(rewrite)
 }

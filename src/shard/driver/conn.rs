@@ -43,6 +43,8 @@ pub struct Dial {
     pub conn: ConnId,
     /// Where and how to log in.
     pub cluster: Arc<ClusterPlan>,
+    /// The node to reach; `None`: the configured addresses in order.
+    pub node: Option<Arc<str>>,
     /// Where events go.
     pub events: Rc<EventQueue>,
     /// For host names.
@@ -58,6 +60,7 @@ pub struct Conn {
 pub(super) struct Shared {
     pub(super) conn: ConnId,
     pub(super) cluster: Arc<ClusterPlan>,
+    pub(super) node: Option<Arc<str>>,
     pub(super) resolver: Rc<Resolver>,
     events: Rc<EventQueue>,
     state: RefCell<State>,
@@ -121,6 +124,7 @@ impl Conn {
         let shared = Rc::new(Shared {
             conn: dial.conn,
             cluster: dial.cluster,
+            node: dial.node,
             resolver: dial.resolver,
             events: dial.events,
             state: RefCell::default(),
@@ -154,7 +158,7 @@ impl Conn {
 
 async fn run(shared: Rc<Shared>) {
     let cause = match login::establish(&shared).await {
-        Ok(login::Established { stream, intake, session, server_version }) => {
+        Ok(login::Established { stream, intake, session, server_version, place }) => {
             let now = Instant::now();
             {
                 let mut state = shared.state.borrow_mut();
@@ -162,7 +166,8 @@ async fn run(shared: Rc<Shared>) {
                 state.heard_at = Some(now);
                 state.watch_at = Some(now + IDLE_PING);
             }
-            shared.events.push(Event::ConnUp { conn: shared.conn, server_version });
+            let conn = shared.conn;
+            shared.events.push(Event::ConnUp { conn, server_version, place });
             traffic::run(&shared, stream, intake).await;
             shared.cause().unwrap_or_else(|| ConnError::Lost("ended without a cause".into()))
         }

@@ -9,8 +9,15 @@
 //! shards, at most `drain_timeout`; stop them, at most [`STOP_TIMEOUT`]; report. A shard that
 //! fails takes the daemon down in the same order: a broken invariant is not to be outlived.
 
+mod captures;
+mod orders;
+mod outcome;
+
+pub use self::outcome::{Ended, RunOutcome};
+
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,12 +33,13 @@ use super::shard::{self, ShardStart};
 use super::shard_desk::ShardDesk as Shard;
 use super::signals::StopBell;
 use super::wake::{Listener, listen};
-use crate::batch::FeedId;
+use crate::batch::{FeedId, SourceKey};
 use crate::config::budget::{self, BudgetShort};
-use crate::config::{MirrorPlan, Plan, Shards};
+use crate::config::{Plan, Shards};
 use crate::shard::event::{FeedSpec, FromControl, ToControl};
 use crate::shard::large_slot::LargeSlot;
-use crate::shard::mailbox::{FromShard, Post, Signed, ToShard, mailbox};
+use crate::shard::mailbox::{FromShard, Inbox, Post, Signed, ToShard, mailbox};
+use crate::shard::order::Ask;
 use crate::shard::pin::{PinError, allowed_cpus, choose_cpus};
 use crate::shard::pipeline::{Pipeline, PipelineConfig};
 use crate::shard::placement::{first_topics, fullest, place};
@@ -73,6 +81,10 @@ pub struct RunOptions {
     pub stop: Vec<StopBell>,
     /// Where status goes.
     pub publish: Publish,
+    /// What operators ask, and the bell that announces it.
+    pub orders: Option<(Inbox<Ask>, UnixStream)>,
+    /// Captures go on behind changes that are gone, and record that.
+    pub accept_gap: bool,
 }
 
 /// Why the daemon does not start.
@@ -89,34 +101,6 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
-/// How a run ended.
-#[derive(Debug)]
-pub struct RunOutcome {
-    /// In which way.
-    pub ended: Ended,
-    /// Every feed as it was last seen.
-    pub feeds: Vec<FeedSnapshot>,
-}
-
-/// See [`RunOutcome`].
-#[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Everything that was read is acked and saved, or was given up by policy.
-    Drained,
-    /// `drain_timeout` passed; what was in flight is copied again after the next start.
-    TimedOut {
-        /// Shards that had not drained.
-        shards: Vec<u16>,
-    },
-    /// A shard ended by itself; the daemon drained the others.
-    ShardFailed {
-        /// Which.
-        shard: u16,
-        /// Its words.
-        why: String,
-    },
-}
-
 /// One CPU per shard of this plan. The affinity mask and the buffer bound decide how many, the
 /// partitions in the state files `found` whether the bound suffices.
 pub fn plan_shards(plan: &Plan, found: &[FoundFile]) -> Result<Vec<u16>, StartError> {
@@ -129,7 +113,9 @@ fn shards_on(mut cpus: Vec<u16>, plan: &Plan, found: &[FoundFile]) -> Result<Vec
     let on_fullest = |shards| fullest(feeds.iter().copied(), shards);
     if plan.daemon.shards == Shards::Auto {
         let allowed = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-        let batch = plan.sources.iter().map(|source| source.max_batch_bytes).max().unwrap_or(0);
+        let batches = plan.sources.iter().map(|source| source.max_batch_bytes);
+        let batches = batches.chain(plan.captures.iter().map(|capture| capture.max_batch_bytes));
+        let batch = batches.max().unwrap_or(0);
         let shards = budget::auto_shards(total, allowed, u64::from(batch), on_fullest);
         cpus.truncate(usize::from(shards));
     }
@@ -147,11 +133,11 @@ pub fn run(
 ) -> Result<RunOutcome, StartError> {
     let (mut runtime, _) = Runtimes::new(IoDriver::Epoll).build()?;
     runtime.block_on(async move {
-        let RunOptions { cpus, runtimes, faults, stop, publish } = options;
+        let RunOptions { cpus, runtimes, faults, stop, publish, orders, accept_gap } = options;
         let (post, inbox, heard) = mailbox::<Signed>(FROM_SHARDS)?;
         let resolver = ResolverThread::start()?;
         let state_dir = Arc::new(StateDir::new(plan.daemon.state_dir.clone()));
-        let seed = Seed { plan, cpus, runtimes, faults, resolver, state_dir, post };
+        let seed = Seed { plan, cpus, runtimes, faults, resolver, state_dir, post, accept_gap };
         let control = Control::new(seed, publish)?;
         let receiver = control.clone();
         monoio::spawn(listen(heard, inbox, move |(shard, letter)| {
@@ -162,6 +148,14 @@ pub fn run(
             monoio::spawn(await_stop(control.clone(), bell));
         }
         control.start_sources(plan, &found);
+        control.start_captures(plan, &found);
+        if let Some((inbox, heard)) = orders {
+            let receiver = control.clone();
+            monoio::spawn(listen(heard, inbox, move |Ask { source, action, reply }| {
+                receiver.order(&source, action, reply);
+                true
+            }));
+        }
         Ok(control.watch().await)
     })
 }
@@ -184,6 +178,7 @@ struct Seed<'a> {
     resolver: ResolverThread,
     state_dir: Arc<StateDir>,
     post: Post<Signed>,
+    accept_gap: bool,
 }
 
 impl Seed<'_> {
@@ -224,6 +219,8 @@ pub(super) struct Control {
     pub(super) resolver: Rc<Resolver>,
     shards: RefCell<Vec<Shard>>,
     sources: RefCell<Vec<Rc<provisioning::Source>>>,
+    captures: RefCell<Vec<captures::Desk>>,
+    abandoning: RefCell<captures::Abandoning>,
     feeds: RefCell<Vec<FeedHome>>,
     large_slot: RefCell<LargeSlot>,
     room: RefCell<Room>,
@@ -236,14 +233,22 @@ pub(super) struct Control {
     failed: RefCell<Option<(u16, String)>>,
     changed: Notify,
     drain_timeout: Duration,
+    accept_gap: bool,
 }
 
 /// Where a feed came from and where it runs; its id is its index.
 #[derive(Clone, Copy)]
 struct FeedHome {
+    /// `None`: a capture.
+    mirror: Option<MirrorTopic>,
+    shard: u16,
+}
+
+/// A topic of a mirror, both by index.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct MirrorTopic {
     source: usize,
     topic: usize,
-    shard: u16,
 }
 
 impl Control {
@@ -253,11 +258,14 @@ impl Control {
         Ok(Rc::new(Control {
             clock: Clock::start(),
             drain_timeout: seed.plan.daemon.drain_timeout,
+            accept_gap: seed.accept_gap,
             state_dir: seed.state_dir,
             faults: seed.faults,
             resolver: Resolver::new(seed.resolver)?,
             shards: RefCell::new(shards),
             sources: RefCell::default(),
+            captures: RefCell::default(),
+            abandoning: RefCell::default(),
             feeds: RefCell::default(),
             large_slot: RefCell::default(),
             room: RefCell::new(room),
@@ -279,8 +287,11 @@ impl Control {
             let start = source_start(mirror, first_topic, found, shards, wall());
             let source = Rc::new(provisioning::Source::new(mirror.clone(), index, first_topic));
             self.sources.borrow_mut().push(source.clone());
+            self.recall_pause(&mirror.key);
             let saved = match start {
-                SourceStart::Ready(saved) => self.set_aside(mirror, saved),
+                SourceStart::Ready(saved) => {
+                    self.set_aside(&mirror.key, &saved.set_aside).map(|()| saved)
+                }
                 SourceStart::Broken(why) => Err(why),
             };
             match saved {
@@ -298,17 +309,17 @@ impl Control {
         }
     }
 
-    fn set_aside(&self, plan: &MirrorPlan, saved: SavedSource) -> Result<SavedSource, String> {
+    fn set_aside(&self, source: &SourceKey, files: &[String]) -> Result<(), String> {
         let UnixMicros(stamp) = wall();
-        for file in &saved.set_aside {
+        for file in files {
             let aside = set_aside(file.as_ref(), stamp)
                 .map_err(|error| format!("{file} cannot be set aside: {error}"))?;
             tracing::warn!(
-                source = %plan.key, file, aside = %aside.display(),
+                %source, file, aside = %aside.display(),
                 "unreadable state file set aside (on_corrupt_state = \"reset\")"
             );
         }
-        Ok(saved)
+        Ok(())
     }
 
     /// Lives until every shard has ended or the time for it is over.
@@ -345,29 +356,6 @@ impl Control {
             let left = deadline.map_or(nap, |deadline| deadline.saturating_duration_since(now));
             self.changed.wait(nap.min(left.max(Duration::from_millis(1)))).await;
         }
-    }
-
-    fn outcome(&self, late: Vec<u16>) -> RunOutcome {
-        let feeds: Vec<FeedSnapshot> = self
-            .shards
-            .borrow()
-            .iter()
-            .filter_map(|shard| shard.snapshot.as_ref())
-            .flat_map(|snapshot| snapshot.feeds.iter().cloned())
-            .collect();
-        for feed in &feeds {
-            tracing::info!(
-                source = %feed.source, topic = %feed.upstream, partition = feed.partition,
-                position = feed.position, durable = feed.durable_position, delta = feed.delta,
-                "final position"
-            );
-        }
-        let ended = match self.failed.take() {
-            Some((shard, why)) => Ended::ShardFailed { shard, why },
-            None if late.is_empty() => Ended::Drained,
-            None => Ended::TimedOut { shards: late },
-        };
-        RunOutcome { ended, feeds }
     }
 
     /// Asks every shard to drain; once.
@@ -410,7 +398,8 @@ impl Control {
         let mut feeds = self.feeds.borrow_mut();
         let Ok(id) = u32::try_from(feeds.len()) else { return };
         let shard = place(source.first_topic + feed.topic, feed.partition, self.shard_count());
-        feeds.push(FeedHome { source: source.index, topic: feed.topic, shard });
+        let mirror = Some(MirrorTopic { source: source.index, topic: feed.topic });
+        feeds.push(FeedHome { mirror, shard });
         self.room.borrow_mut().add(shard, &source.plan.key, self.clock.now());
         let spec = FeedSpec {
             id: FeedId(id),
@@ -449,7 +438,7 @@ impl Control {
         let feeds = shards.iter().filter_map(|shard| shard.snapshot.as_ref());
         let feeds = feeds.flat_map(|snapshot| &snapshot.feeds);
         let copied = |feed: &FeedSnapshot| {
-            let home = self.home(feed.id).filter(|home| home.source == source.index)?;
+            let home = self.home(feed.id)?.mirror.filter(|home| home.source == source.index)?;
             (feed.counters.messages > 0).then_some((home.topic, feed.partition))
         };
         feeds.filter_map(copied).collect()
@@ -462,8 +451,9 @@ impl Control {
         message: impl Fn(FeedId) -> FromControl,
     ) {
         let homes = self.feeds.borrow().clone();
+        let wanted = MirrorTopic { source: source.index, topic };
         for (id, home) in (0..).zip(homes) {
-            if home.source == source.index && home.topic == topic {
+            if home.mirror == Some(wanted) {
                 self.send(home.shard, message(FeedId(id)));
             }
         }
@@ -472,6 +462,10 @@ impl Control {
     fn home(&self, feed: FeedId) -> Option<FeedHome> {
         let index = usize::try_from(feed.0).ok()?;
         self.feeds.borrow().get(index).copied()
+    }
+
+    fn mirror_of(&self, feed: FeedId) -> Option<MirrorTopic> {
+        self.home(feed)?.mirror
     }
 
     fn letter(&self, number: u16, letter: FromShard) {
@@ -488,14 +482,14 @@ impl Control {
                 self.with_shard(number, |shard| shard.drained = true);
             }
             FromShard::Control(ToControl::EnsureDestination { feed }) => {
-                if let Some(FeedHome { source, topic, .. }) = self.home(feed)
+                if let Some(MirrorTopic { source, topic }) = self.mirror_of(feed)
                     && let Some(source) = self.sources.borrow().get(source)
                 {
                     source.ensure(self.clock.now(), topic, feed);
                 }
             }
             FromShard::Control(ToControl::DestinationReleased { feed }) => {
-                if let Some(FeedHome { source, topic, .. }) = self.home(feed)
+                if let Some(MirrorTopic { source, topic }) = self.mirror_of(feed)
                     && let Some(source) = self.sources.borrow().get(source)
                 {
                     source.released(self.clock.now(), topic, feed);
@@ -508,6 +502,16 @@ impl Control {
             FromShard::Control(ToControl::LargeSlotReleased { feed }) => {
                 let next = self.large_slot.borrow_mut().released(number, feed);
                 self.grant(next);
+            }
+            FromShard::Control(ToControl::Note { source, unusual, text }) => {
+                match unusual {
+                    true => tracing::warn!(%source, "{text}"),
+                    false => tracing::info!(%source, "{text}"),
+                }
+                return;
+            }
+            FromShard::Control(ToControl::Abandoned { order, answer }) => {
+                self.abandoned(order, answer);
             }
             FromShard::Ended(result) => self.ended(number, result),
         }
@@ -576,6 +580,8 @@ impl Control {
         let snapshots = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
         let sources = self.sources.borrow();
         let findings = sources.iter().flat_map(|source| source.findings());
+        let captures = self.captures.borrow();
+        let findings = findings.chain(captures.iter().filter_map(captures::Desk::finding));
         let findings = findings.chain(self.room.borrow().findings()).collect();
         (self.publish.borrow_mut())(snapshots, findings);
     }

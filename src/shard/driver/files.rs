@@ -290,6 +290,7 @@ mod tests {
             generation,
             saved_at: 3,
             feeds: (0..60).map(feed).collect(),
+            captures: Vec::new(),
         }
     }
 

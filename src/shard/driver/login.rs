@@ -1,8 +1,8 @@
 //! From an address to a session: resolve, dial, log in, check the version (M14).
 //!
-//! Addresses are tried in order, each within `connect_timeout`. A refusal that trying elsewhere
-//! cannot cure (wrong password, untested version) ends the search; anything else goes on to the
-//! next address, and the last error is reported.
+//! One named node, or the configured addresses in order, each within `connect_timeout`. A refusal
+//! that trying elsewhere cannot cure (wrong password, untested version) ends the search; anything
+//! else goes on to the next address, and the last error is reported.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use super::wake::with_alarm;
 use crate::config;
 use crate::iggy_wire::error::{eviction_is_final, eviction_words};
 use crate::iggy_wire::session::{Credentials, Delivery, Session};
-use crate::shard::event::ConnError;
+use crate::shard::event::{ConnError, Place};
 
 /// Largest login reply, body.
 const LOGIN_LIMIT: usize = 64 * 1024;
@@ -36,13 +36,18 @@ pub struct Established {
     pub session: Session,
     /// The server's version.
     pub server_version: String,
+    /// Which server it is.
+    pub place: Place,
 }
 
 /// Tries the cluster's addresses.
 pub(super) async fn establish(shared: &Shared) -> Result<Established, ConnError> {
     let mut last =
         ConnError::Dial { address: shared.cluster.key.to_string(), why: "no address".into() };
-    for address in &shared.cluster.addresses {
+    let configured = shared.cluster.addresses.iter().map(String::as_str);
+    let named = shared.node.as_deref();
+    let configured = configured.filter(|_| named.is_none());
+    for address in named.into_iter().chain(configured) {
         match try_address(shared, address).await {
             Ok(established) => return Ok(established),
             Err(_) if shared.is_ending() => break,
@@ -97,7 +102,7 @@ impl Attempt<'_> {
                 break;
             }
             match self.dial(to).await {
-                Ok(stream) => return self.log_in(stream).await,
+                Ok(stream) => return self.log_in(stream, to).await,
                 Err(error) => last = self.unreachable(error.to_string()),
             }
         }
@@ -117,10 +122,16 @@ impl Attempt<'_> {
         }
     }
 
-    async fn log_in(&self, mut stream: TcpStream) -> Result<Established, ConnError> {
+    async fn log_in(
+        &self,
+        mut stream: TcpStream,
+        to: SocketAddr,
+    ) -> Result<Established, ConnError> {
         match self.exchange(&mut stream).await {
             Ok((intake, session, server_version)) => {
-                Ok(Established { stream, intake, session, server_version })
+                let place =
+                    Place { address: self.address.into(), peer: to.to_string().as_str().into() };
+                Ok(Established { stream, intake, session, server_version, place })
             }
             Err(error) => {
                 self.shared.own_socket(None);

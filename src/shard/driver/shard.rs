@@ -22,17 +22,21 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::conn::{Conn, Dial};
 use super::files::{self, FileFaults, StateDir};
+use super::pg::conn::{PgConn, PgDial};
 use super::queue::EventQueue;
 use super::resolve::{Resolver, ResolverThread};
 use super::runtime::{IoDriver, Runtimes};
+use super::spills::Spills;
 use super::wake::listen;
 use crate::batch::SourceKey;
 use crate::config::ClusterPlan;
-use crate::shard::event::{Command, ConnError, ConnId, Event, Failure, ToControl, Wake};
+use crate::shard::event::{
+    Command, ConnError, ConnId, Event, Failure, PgCommand, PgConnId, PgEvent, ToControl, Wake,
+};
 use crate::shard::mailbox::{FromShard, Inbox, Post, Signed, ToShard};
 use crate::shard::pin;
 use crate::shard::pipeline::Pipeline;
-use crate::shard::snapshot::{FeedSnapshot, ShardSnapshot};
+use crate::shard::snapshot::{CaptureSnapshot, FeedSnapshot, ShardSnapshot};
 use crate::time::{Millis, Now};
 
 /// Events of one turn at most.
@@ -56,6 +60,11 @@ pub trait Decide {
     fn buffered(&self) -> (u64, u64);
     /// State saves that succeeded and failed.
     fn saves(&self) -> (u64, u64);
+    /// Every capture as status shows it.
+    fn captures(&self, now: Now) -> Vec<CaptureSnapshot> {
+        let _ = now;
+        Vec::new()
+    }
 }
 
 impl Decide for Pipeline {
@@ -70,6 +79,9 @@ impl Decide for Pipeline {
     }
     fn saves(&self) -> (u64, u64) {
         Pipeline::saves(self)
+    }
+    fn captures(&self, now: Now) -> Vec<CaptureSnapshot> {
+        Pipeline::captures(self, now)
     }
 }
 
@@ -153,7 +165,9 @@ struct Shard<D> {
     resolver: Rc<Resolver>,
     events: Rc<EventQueue>,
     conns: HashMap<ConnId, Conn>,
+    pg_conns: HashMap<PgConnId, PgConn>,
     saving: Rc<Cell<u32>>,
+    spills: Spills,
     stopped: Rc<Cell<bool>>,
     post: Post<Signed>,
     outbox: VecDeque<ToControl>,
@@ -171,6 +185,7 @@ impl<D: Decide> Shard<D> {
         let stopped = Rc::new(Cell::new(false));
         let (inbox, heard) = start.inbox;
         monoio::spawn(listen(heard, inbox, receiver(events.clone(), stopped.clone())));
+        let spills = Spills::start(start.state_dir.path().to_owned(), events.clone());
         Ok(Shard {
             number: start.shard,
             cpu,
@@ -183,7 +198,9 @@ impl<D: Decide> Shard<D> {
             resolver: Resolver::new(start.resolver)?,
             events,
             conns: HashMap::new(),
+            pg_conns: HashMap::new(),
             saving: Rc::default(),
+            spills,
             stopped,
             post: start.post,
             outbox: VecDeque::new(),
@@ -211,11 +228,7 @@ impl<D: Decide> Shard<D> {
     fn turn(&mut self) -> Wake {
         let now = self.clock.now();
         self.events.take_into(&mut self.batch, EVENTS);
-        for event in &self.batch {
-            if let Event::ConnDown { conn, .. } = event {
-                self.conns.remove(conn);
-            }
-        }
+        self.forget_ended();
         let wake = self.decide.step(now, &mut self.batch, &mut self.commands);
         for command in std::mem::take(&mut self.commands) {
             self.execute(command);
@@ -227,9 +240,20 @@ impl<D: Decide> Shard<D> {
         wake
     }
 
+    /// Connections whose end is among the events are no more.
+    fn forget_ended(&mut self) {
+        for event in &self.batch {
+            match event {
+                Event::ConnDown { conn, .. } => drop(self.conns.remove(conn)),
+                Event::Pg { conn, event: PgEvent::Down(_) } => drop(self.pg_conns.remove(conn)),
+                _ => {}
+            }
+        }
+    }
+
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Connect { conn, cluster } => self.connect(conn, &cluster),
+            Command::Connect { conn, cluster, node } => self.connect(conn, &cluster, node),
             Command::Close { conn } => {
                 if let Some(conn) = self.conns.get(&conn) {
                     conn.close();
@@ -245,11 +269,24 @@ impl<D: Decide> Shard<D> {
             Command::Persist { source, generation, image } => {
                 self.save(source, generation, image);
             }
+            Command::Pg { conn, command: PgCommand::Connect { plan, replication } } => {
+                let (events, resolver) = (self.events.clone(), self.resolver.clone());
+                let dial = PgDial { conn, plan, replication, events, resolver };
+                let previous = self.pg_conns.insert(conn, PgConn::open(dial));
+                assert!(previous.is_none(), "slot {conn:?} was dialled while it was up");
+            }
+            Command::Pg { conn, command } => {
+                // Else its end is in the queue and the pipeline has not seen it yet.
+                if let Some(conn) = self.pg_conns.get(&conn) {
+                    conn.command(command);
+                }
+            }
+            Command::Spill { feed, op } => self.spills.push(feed, op),
             Command::Control(letter) => self.outbox.push_back(letter),
         }
     }
 
-    fn connect(&mut self, conn: ConnId, cluster: &Arc<str>) {
+    fn connect(&mut self, conn: ConnId, cluster: &Arc<str>, node: Option<Arc<str>>) {
         let Some(plan) = self.clusters.get(cluster) else {
             let (address, why) = (cluster.to_string(), "no such cluster in the plan".to_owned());
             self.events.push(Event::ConnDown { conn, cause: ConnError::Dial { address, why } });
@@ -258,6 +295,7 @@ impl<D: Decide> Shard<D> {
         let dial = Dial {
             conn,
             cluster: plan.clone(),
+            node,
             events: self.events.clone(),
             resolver: self.resolver.clone(),
         };
@@ -304,6 +342,7 @@ impl<D: Decide> Shard<D> {
             saves,
             save_failures,
             feeds: self.decide.snapshot(now),
+            captures: self.decide.captures(now),
         };
         self.longest = Duration::ZERO;
         let _ = self.post.send((self.number, FromShard::Snapshot(Box::new(snapshot))));
@@ -341,17 +380,14 @@ impl<D: Decide> Shard<D> {
     /// saves are done.
     async fn end(mut self) {
         self.publish(self.clock.now());
-        for conn in self.conns.values() {
-            conn.close();
-        }
+        self.conns.values().for_each(Conn::close);
+        self.pg_conns.values().for_each(PgConn::close);
         let deadline = Instant::now() + STOP_GRACE;
-        while Instant::now() < deadline && (!self.conns.is_empty() || self.saving.get() > 0) {
+        let is_open = |shard: &Self| !shard.conns.is_empty() || !shard.pg_conns.is_empty();
+        while Instant::now() < deadline && (is_open(&self) || self.saving.get() > 0) {
             self.events.take_into(&mut self.batch, EVENTS);
-            for event in self.batch.drain(..) {
-                if let Event::ConnDown { conn, .. } = event {
-                    self.conns.remove(&conn);
-                }
-            }
+            self.forget_ended();
+            self.batch.clear();
             monoio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -1,39 +1,61 @@
 //! Buffer bytes of one shard (G6): reserved before a poll, shrunk to what arrived, given back
 //! when the last record of a reply is acked.
 //!
-//! Every feed may always hold its minimum share; what is left is a pool that only feeds whose
-//! destination moves may draw from. Compare and repair buffers are a fixed reserve outside.
+//! ```text
+//! polls  ≤ limit − SHARD_RESERVE   shares, and a pool for feeds whose destination moves
+//! reserve ≤ SHARD_RESERVE          questions and renumbered copies, see [`super::reserve`]
+//! slot   ≤ LARGE_SLOT, outside     one message at a time, of one feed of the whole daemon
+//! ```
+//!
+//! A feed gives back what a request can still fill only when that request has ended, whatever
+//! became of the feed meanwhile. More feeds than there are shares for may pass the limit by what
+//! is missing; that is shown as a finding.
 
 use std::collections::VecDeque;
 
-use crate::config::budget::{self, FEED_SHARE};
+use super::reserve::Reserve;
+use crate::config::budget::{self, FEED_SHARE, SHARD_RESERVE};
 
-/// Largest reservation of the daemon-wide slot, bytes: one message that fills a frame.
+/// Bytes of the daemon-wide slot: one message that fills a frame.
 pub const LARGE_SLOT: u64 = 64 * 1024 * 1024 + 64 * 1024;
 
-/// The pool of one shard.
+/// The accounts of one shard.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     feeds: u64,
     pooled: u64,
-    held: u64,
+    polled: u64,
+    slots: u64,
+    freed: bool,
+    /// What polls can never take.
+    pub reserve: Reserve,
 }
 
-/// What one feed holds.
+/// What one feed holds for its polls.
 #[derive(Debug, Default)]
 pub struct Holding {
     reserved: u64,
     chunks: VecDeque<(u64, u64)>,
     chunk_bytes: u64,
+    /// Holds the daemon-wide slot; what it polls is in there.
+    slot: bool,
+    counted: Counted,
+}
+
+/// How far the accounts know of a holding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    polled: u64,
     pooled: u64,
-    counted: u64,
+    slot: u64,
 }
 
 impl Budget {
     /// `limit`: this shard's part of `max_buffered_bytes`, the reserve included.
     pub fn new(limit: u64) -> Budget {
-        Budget { limit, feeds: 0, pooled: 0, held: 0 }
+        let reserve = Reserve::default();
+        Budget { limit, feeds: 0, pooled: 0, polled: 0, slots: 0, freed: false, reserve }
     }
 
     /// One more feed keeps a share.
@@ -41,9 +63,9 @@ impl Budget {
         self.feeds += 1;
     }
 
-    /// Bytes reserved or buffered.
+    /// Bytes reserved, buffered or lent. Passes the limit by the daemon-wide slot.
     pub fn held(&self) -> u64 {
-        self.held
+        self.polled + self.slots + self.reserve.lent()
     }
 
     /// The bound.
@@ -51,15 +73,24 @@ impl Budget {
         self.limit
     }
 
+    /// True once after bytes of polls were given back: feeds that could not reserve try again.
+    pub fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
     /// Bytes a feed could reserve now. `moving`: its destination acked lately or owes nothing.
     pub fn available(&self, holding: &Holding, moving: bool) -> u64 {
         let share = FEED_SHARE.saturating_sub(holding.total());
-        if moving { share + self.pool().saturating_sub(self.pooled) } else { share }
+        let pool = budget::pool(self.limit, self.feeds);
+        let left = pool.unwrap_or(0).saturating_sub(self.pooled);
+        let wish = if moving { share + left } else { share };
+        // A feed that came late finds its share once what others drew before has come back.
+        if pool.is_some() { wish.min(self.poll_limit().saturating_sub(self.polled)) } else { wish }
     }
 
     /// The most any feed of this shard can ever reserve without the large slot.
     pub fn ceiling(&self) -> u64 {
-        FEED_SHARE + self.pool()
+        FEED_SHARE + budget::pool(self.limit, self.feeds).unwrap_or(0)
     }
 
     /// Reserves; false when it does not fit.
@@ -70,12 +101,6 @@ impl Budget {
         holding.reserved += bytes;
         self.settle(holding);
         true
-    }
-
-    /// Reserves beyond every bound: only for the holder of the daemon-wide slot.
-    pub fn reserve_large(&mut self, holding: &mut Holding, bytes: u64) {
-        holding.reserved += bytes;
-        self.settle(holding);
     }
 
     /// The reply is there: `bytes` stay until `until` (upstream offset) is acked.
@@ -97,6 +122,18 @@ impl Budget {
         self.settle(holding);
     }
 
+    /// This much is kept now, and a request under way can still bring `asked`. What was made of a
+    /// large row may pass the limit: then nothing fits until it is gone.
+    pub fn keep(&mut self, holding: &mut Holding, asked: u64, bytes: u64) {
+        holding.chunks.clear();
+        holding.reserved = asked.min(holding.reserved);
+        let others = self.polled.saturating_sub(holding.counted.polled);
+        let room = self.poll_limit().saturating_sub(others + holding.reserved);
+        let is_split = budget::pool(self.limit, self.feeds).is_some();
+        holding.chunk_bytes = if is_split { bytes.min(room) } else { bytes };
+        self.settle(holding);
+    }
+
     /// The feed dropped its reservation and everything it buffered.
     pub fn release(&mut self, holding: &mut Holding) {
         holding.reserved = 0;
@@ -105,18 +142,36 @@ impl Budget {
         self.settle(holding);
     }
 
-    fn pool(&self) -> u64 {
-        budget::pool(self.limit, self.feeds).unwrap_or(0)
+    /// The daemon-wide slot is this feed's, or no longer. It holds nothing else meanwhile.
+    pub fn hold_slot(&mut self, holding: &mut Holding, is_held: bool) {
+        holding.slot = is_held;
+        self.settle(holding);
     }
 
-    /// Brings the pool's account in line with what the feed holds above its share.
+    fn poll_limit(&self) -> u64 {
+        self.limit.saturating_sub(SHARD_RESERVE)
+    }
+
+    /// Brings the accounts in line with what the feed holds.
     fn settle(&mut self, holding: &mut Holding) {
-        let total = holding.total();
-        let pooled = total.saturating_sub(FEED_SHARE);
-        self.pooled = self.pooled - holding.pooled + pooled;
-        self.held = self.held - holding.counted + total;
-        holding.pooled = pooled;
-        holding.counted = total;
+        let known = holding.counted;
+        let now = holding.count();
+        assert!(
+            known.polled <= self.polled && known.pooled <= self.pooled && known.slot <= self.slots,
+            "G6: {known:?} of a feed is not in {self:?}"
+        );
+        self.polled = self.polled - known.polled + now.polled;
+        self.pooled = self.pooled - known.pooled + now.pooled;
+        self.slots = self.slots - known.slot + now.slot;
+        self.freed |= now.polled < known.polled;
+        holding.counted = now;
+        assert!(
+            self.polled <= self.poll_limit() || budget::pool(self.limit, self.feeds).is_none(),
+            "G6: polls hold {} of {} bytes",
+            self.polled,
+            self.poll_limit()
+        );
+        assert!(self.slots <= LARGE_SLOT, "G6: the slot holds {} bytes", self.slots);
     }
 }
 
@@ -130,14 +185,42 @@ impl Holding {
     pub fn replies(&self) -> usize {
         self.chunks.len()
     }
+
+    fn count(&self) -> Counted {
+        if self.slot {
+            return Counted { slot: LARGE_SLOT, ..Counted::default() };
+        }
+        let polled = self.total();
+        Counted { polled, pooled: polled.saturating_sub(FEED_SHARE), slot: 0 }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::budget::SHARD_RESERVE;
+    use crate::batch::FeedId;
+    use crate::shard::pipeline::reserve::Use;
 
     const MIB: u64 = 1024 * 1024;
+
+    #[test]
+    fn a_reservation_ends_with_its_read_and_what_became_of_it_never_passes_the_books() {
+        let mut budget = Budget::new(16 * MIB);
+        budget.add_feed();
+        let mut holding = Holding::default();
+        for _ in 0..1_000 {
+            assert!(budget.reserve(&mut holding, FEED_SHARE, true));
+            budget.keep(&mut holding, FEED_SHARE, 10);
+            assert_eq!(budget.held(), FEED_SHARE + 10, "the read is under way");
+            budget.keep(&mut holding, 0, MIB);
+            assert_eq!(budget.held(), MIB, "it brought what became a MiB");
+            budget.keep(&mut holding, 0, 0);
+        }
+        budget.keep(&mut holding, 0, 20 * MIB);
+        assert_eq!(budget.available(&holding, true), 0);
+        budget.keep(&mut holding, 0, MIB);
+        assert_eq!(budget.available(&holding, true), 7 * MIB);
+    }
 
     #[test]
     fn a_stalled_feed_keeps_only_its_share() {
@@ -175,5 +258,74 @@ mod tests {
             budget.release(feed);
         }
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn polls_leave_the_reserve_alone_and_it_leaves_them_alone() {
+        let mut budget = Budget::new(SHARD_RESERVE + FEED_SHARE + 2 * MIB);
+        budget.add_feed();
+        let mut feed = Holding::default();
+        let all = budget.available(&feed, true);
+        assert_eq!(all, FEED_SHARE + 2 * MIB);
+        assert!(budget.reserve.borrow(FeedId(9), Use::Question, SHARD_RESERVE));
+        assert_eq!(budget.available(&feed, true), all);
+        assert!(budget.reserve(&mut feed, all, true));
+        assert_eq!(budget.held(), budget.limit());
+        assert!(!budget.reserve(&mut feed, 1, true));
+        budget.reserve.give_back(FeedId(9), Use::Question);
+        assert!(!budget.take_freed(), "polls got nothing back");
+        assert!(!budget.reserve(&mut feed, 1, true));
+        budget.arrived(&mut feed, MIB, 1);
+        assert!(budget.take_freed() && !budget.take_freed());
+    }
+
+    #[test]
+    fn a_feed_that_came_late_waits_for_a_share_that_is_drawn() {
+        let mut budget = Budget::new(SHARD_RESERVE + 4 * FEED_SHARE);
+        budget.add_feed();
+        let (mut early, mut late) = (Holding::default(), Holding::default());
+        assert!(budget.reserve(&mut early, 4 * FEED_SHARE, true));
+        budget.add_feed();
+        assert_eq!(budget.available(&late, true), 0);
+        budget.arrived(&mut early, 3 * FEED_SHARE, 7);
+        assert!(budget.reserve(&mut late, FEED_SHARE, false));
+        assert_eq!(budget.held(), budget.limit() - SHARD_RESERVE);
+        budget.acked(&mut early, 7);
+        assert_eq!(budget.available(&early, true), 3 * FEED_SHARE);
+    }
+
+    #[test]
+    fn feeds_without_a_share_of_their_own_read_all_the_same() {
+        let mut budget = Budget::new(SHARD_RESERVE + FEED_SHARE);
+        let mut feeds = [Holding::default(), Holding::default()];
+        feeds.iter().for_each(|_| budget.add_feed());
+        for feed in &mut feeds {
+            assert!(budget.reserve(feed, FEED_SHARE, false));
+            assert!(!budget.reserve(feed, 1, true));
+        }
+    }
+
+    #[test]
+    fn the_slot_is_counted_apart_and_takes_nothing_from_the_others() {
+        let mut budget = Budget::new(16 * MIB);
+        budget.add_feed();
+        budget.add_feed();
+        let (mut large, other) = (Holding::default(), Holding::default());
+        let all = budget.available(&other, true);
+        budget.hold_slot(&mut large, true);
+        assert_eq!(budget.held(), LARGE_SLOT);
+        budget.arrived(&mut large, 60 * MIB, 5);
+        assert_eq!((budget.held(), budget.available(&other, true)), (LARGE_SLOT, all));
+        budget.acked(&mut large, 5);
+        budget.hold_slot(&mut large, false);
+        assert_eq!((budget.held(), large.total()), (0, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "G6: the slot holds")]
+    fn two_holders_of_the_slot_are_a_bug() {
+        let mut budget = Budget::new(16 * MIB);
+        budget.hold_slot(&mut Holding::default(), true);
+        budget.hold_slot(&mut Holding::default(), true);
     }
 }

@@ -8,7 +8,6 @@
 
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
-use super::resume::LOOK_AGAIN;
 use crate::batch::{Fingerprint, target};
 use crate::fanout::dispatch::{Suspicion, UNKNOWNS_UNTIL_HALVED};
 use crate::iggy_wire::{PollFrom, Polled, Record};
@@ -164,9 +163,7 @@ impl Feed {
             }
             return;
         }
-        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
-        self.round += 1;
-        self.stage = Stage::Held { until: now + LOOK_AGAIN };
+        self.look_later(ctx, reason::WAITING_UPSTREAM, detail);
     }
 
     /// Retention took the upstream side: the saved fingerprint stands in for it.
@@ -272,7 +269,8 @@ impl Feed {
             ));
             self.new_epoch();
             self.barrier_owed = true;
-        } else {
+        } else if position > self.entry.position {
+            self.commit_failures = 0;
             self.entry.counters.messages += position - self.entry.position;
         }
         let last_message =

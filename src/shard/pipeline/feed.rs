@@ -8,7 +8,10 @@ use std::time::Duration;
 use super::budget::{Budget, Holding};
 use super::compare::{COMPARE_BYTES, Compare, message_len};
 use super::conns::{Conns, Purpose, Waiter};
+use super::holdings::LargeSlot;
 use super::locate::Found;
+use super::resume::LOOK_AGAIN;
+use super::search::{Search, Searching};
 use super::watch::{ASLEEP, BLIND_AFTER};
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;
@@ -17,7 +20,7 @@ use crate::config::{Partitions, TopicPlan};
 use crate::fanout::dispatch::Writer;
 use crate::iggy_wire::{PollFrom, Request, Verify};
 use crate::ingest::iggy::Reader;
-use crate::shard::event::{Command, ConnError, ConnId, FeedSpec, ToControl};
+use crate::shard::event::{Command, ConnError, ConnId, FeedSpec};
 use crate::shard::reason::{self, Reason};
 use crate::shard::snapshot::{Condition, FeedSnapshot, Status};
 use crate::statefile::{Counters, FeedState};
@@ -36,7 +39,8 @@ pub(super) struct Ctx<'a> {
 /// Where a feed stands.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Needs both connections, and `settle` to pass.
+    /// Needs both connections, `settle` to pass, earlier requests to end, and its part of the
+    /// reserve.
     Waiting,
     /// Needs the daemon-wide slot for a large message.
     WaitingSlot,
@@ -44,6 +48,8 @@ pub(super) enum Stage {
     Identifying { upstream: bool, downstream: bool },
     /// Asked the control thread for a destination.
     Ensuring,
+    /// Looking for the node of the destination to send to.
+    Searching(Searching),
     /// Asked where the destination ends.
     Tail,
     /// Asked where the first start begins; the destination ends at `end`.
@@ -56,6 +62,8 @@ pub(super) enum Stage {
     Streaming,
     /// Tries again at this time.
     Held { until: Millis },
+    /// Rests by the operator's word; what was outstanding has ended and is known.
+    Paused,
     /// The last save of an orderly stop.
     Closing { generation: u64 },
     /// Ended: drained, or stopped by an error.
@@ -74,12 +82,11 @@ pub(super) struct Bad {
     pub cursor: u64,
 }
 
-/// Whether the feed holds the daemon-wide slot for one large message (G6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LargeSlot {
-    None,
-    Wanted,
-    Held,
+/// A first offset above the one asked for: the earliest message tells whether it is a gap.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Jump {
+    pub found: u64,
+    pub asked: bool,
 }
 
 /// Why the next resume does not simply go on.
@@ -125,8 +132,8 @@ pub(super) struct Feed {
     /// another reason says nothing about the record (M15).
     pub lost_unanswered: bool,
     pub restart: Restart,
-    /// A jump was seen at this offset: the earliest message is being asked for.
-    pub jump: Option<u64>,
+    /// A jump was seen and is not explained yet.
+    pub jump: Option<Jump>,
     /// One connection saw the log begin above this cursor.
     pub gap_seen: Option<u64>,
     /// Behind the queue lies a gap up to this offset.
@@ -138,6 +145,10 @@ pub(super) struct Feed {
     /// Messages to compare are larger than the fixed reserve; they go one at a time.
     pub wide_compare: bool,
     pub large: LargeSlot,
+    /// Requests without a reply, of this round and of earlier ones.
+    pub outstanding: u32,
+    /// Dropped everything; gives it back when nothing is outstanding.
+    pub leaving: bool,
     /// Since when the destination ends below what it acked, and at which offset.
     pub short_tail: Option<(Millis, u64)>,
     /// An ack named another offset than expected: the feed stops unless its destination turns out
@@ -153,6 +164,8 @@ pub(super) struct Feed {
     pub downstream_messages: u64,
     pub backoff: Backoff,
     pub draining: bool,
+    /// Its source rests by the operator's word.
+    pub paused: bool,
     pub durable_position: u64,
     pub moved_at: Millis,
     pub condition: Condition,
@@ -167,6 +180,8 @@ pub(super) struct Feed {
     pub absent_since: Option<Millis>,
     /// Could not reserve: wants a turn when bytes are given back.
     pub starved: bool,
+    /// For the node to send to.
+    pub search: Search,
 }
 
 impl Feed {
@@ -208,6 +223,8 @@ impl Feed {
             wide: false,
             wide_compare: last_len > COMPARE_BYTES,
             large: LargeSlot::None,
+            outstanding: 0,
+            leaving: false,
             short_tail: None,
             divergence: None,
             diverged_once: false,
@@ -218,6 +235,7 @@ impl Feed {
             downstream_messages: 0,
             backoff: Backoff::new(plan.retry_interval, plan.max_retry_interval),
             draining: false,
+            paused: false,
             durable_position,
             moved_at: now.mono,
             condition: condition(reason::CONNECTING, String::new(), now),
@@ -227,6 +245,7 @@ impl Feed {
             commit_failures: 0,
             absent_since: None,
             starved: false,
+            search: Search::default(),
             entry,
             spec,
         };
@@ -277,7 +296,14 @@ impl Feed {
         if self.draining && !matches!(self.stage, Stage::Closing { .. } | Stage::Ended) {
             return self.drain(ctx);
         }
+        if self.paused && !self.draining && !self.is_ended() {
+            return self.rest(ctx);
+        }
         match self.stage {
+            Stage::Paused => {
+                self.stage = Stage::Waiting;
+                self.begin(ctx);
+            }
             Stage::Held { until } if ctx.now.mono >= until => {
                 self.stage = Stage::Waiting;
                 self.begin(ctx);
@@ -291,6 +317,7 @@ impl Feed {
                 self.pump(ctx);
             }
             Stage::Streaming => self.pump(ctx),
+            Stage::Searching(_) => self.search(ctx),
             Stage::Closing { generation } if ctx.lane.reached(generation) => {
                 self.say(reason::DRAINED, "", ctx.now);
                 self.stage = Stage::Ended;
@@ -299,32 +326,13 @@ impl Feed {
         }
     }
 
-    /// Towards the end: what is outstanding is awaited, what is queued is not sent (O2).
-    fn drain(&mut self, ctx: &mut Ctx<'_>) {
-        self.say(reason::DRAINING, "", ctx.now);
-        self.writer.clear_queue();
-        if self.writer.is_waiting() {
-            return;
-        }
-        if !self.started {
-            self.say(reason::DRAINED, "", ctx.now);
-            self.stage = Stage::Ended;
-            return;
-        }
-        // Clean only if every outcome is known: acked here, or untouched since a clean start.
-        let known = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
-        self.entry.clean_stop = (known || self.clean) && self.settle_until.is_none();
-        self.round += 1;
-        self.save_first(ctx);
-        if let Stage::Saving { generation } = self.stage {
-            self.stage = Stage::Closing { generation };
-        }
-    }
-
     /// The connection a purpose uses.
     pub fn conn_for(&self, purpose: Purpose) -> ConnId {
         match purpose {
             Purpose::DownstreamTopic
+            | Purpose::Roster
+            | Purpose::Primary
+            | Purpose::Vote
             | Purpose::Tail
             | Purpose::CompareDownstream
             | Purpose::CompareSaved
@@ -337,11 +345,14 @@ impl Feed {
             | Purpose::Watch
             | Purpose::Look
             | Purpose::Poll => self.up,
+            // A capture's requests name their connection.
+            Purpose::Capture(_) => self.down,
         }
     }
 
     /// Asks a side for something.
-    pub fn request(&self, ctx: &mut Ctx<'_>, request: Request, purpose: Purpose, limit: u64) {
+    pub fn request(&mut self, ctx: &mut Ctx<'_>, request: Request, purpose: Purpose, limit: u64) {
+        self.outstanding += 1;
         let waiter = Waiter { feed: self.spec.id, round: self.round, purpose };
         ctx.conns.request(self.conn_for(purpose), request, limit, waiter, ctx.out);
     }
@@ -360,6 +371,9 @@ impl Feed {
     /// Says how it is; `since` moves only when the reason does.
     pub fn say(&mut self, reason: Reason, detail: impl Into<String>, now: Now) {
         let detail = detail.into();
+        if self.search.hides(reason) {
+            return;
+        }
         if self.condition.reason == reason.code && self.condition.status == reason.status {
             self.condition.detail = detail;
         } else {
@@ -395,26 +409,19 @@ impl Feed {
         self.stage = Stage::Held { until: ctx.now.mono + self.backoff.failed(ctx.rng) };
     }
 
+    /// Looks once more in a moment: what was seen may pass by itself.
+    pub fn look_later(&mut self, ctx: &mut Ctx<'_>, reason: Reason, detail: impl Into<String>) {
+        self.say(reason, detail, ctx.now);
+        self.drop_buffers(ctx);
+        self.round += 1;
+        self.stage = Stage::Held { until: ctx.now.mono + LOOK_AGAIN };
+    }
+
     /// Goes back to the start of resume.
     pub fn restart_resume(&mut self, ctx: &mut Ctx<'_>) {
         self.drop_buffers(ctx);
         self.round += 1;
         self.stage = Stage::Waiting;
-    }
-
-    /// Forgets what is queued and reserved. A send that is still outstanding becomes an unknown
-    /// outcome: its connection ends, and the destination is looked at after `settle` (G5, M6).
-    pub fn drop_buffers(&mut self, ctx: &mut Ctx<'_>) {
-        if self.writer.is_waiting() {
-            self.unknown(ctx, false);
-        }
-        self.release_slot(ctx);
-        self.writer.clear_queue();
-        self.reader.reconnected();
-        self.identity_asked = false;
-        self.jump = None;
-        self.gap_to = None;
-        ctx.budget.release(&mut self.holding);
     }
 
     /// The outstanding send was appended, or not, or will be. `unanswered`: the destination had
@@ -452,29 +459,9 @@ impl Feed {
         self.entry.counters.resets += 1;
     }
 
-    /// The daemon-wide slot is this feed's, if it still has a use for it.
-    pub fn granted(&mut self, ctx: &mut Ctx<'_>) {
-        let waits = matches!(self.stage, Stage::WaitingSlot)
-            || (matches!(self.stage, Stage::Streaming) && ctx.conns.is_up(self.up));
-        self.large = LargeSlot::Held;
-        if !waits || self.draining {
-            self.release_slot(ctx);
-        } else if matches!(self.stage, Stage::WaitingSlot) {
-            self.stage = Stage::Waiting;
-        }
-    }
-
-    /// Gives the daemon-wide slot back.
-    pub fn release_slot(&mut self, ctx: &mut Ctx<'_>) {
-        if self.large != LargeSlot::None {
-            let feed = self.spec.id;
-            ctx.out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
-            self.large = LargeSlot::None;
-        }
-    }
-
     /// A connection of this feed went down.
     pub fn connection_lost(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, cause: &ConnError) {
+        self.let_go(ctx);
         if self.is_ended() {
             return;
         }
@@ -487,14 +474,18 @@ impl Feed {
             self.identity_asked = false;
             self.jump = None;
             self.reader.reconnected();
-            self.release_slot(ctx);
         }
         let streaming = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
         if conn == self.up && streaming {
             // What is queued goes on; a poll that was under way is asked again.
             ctx.budget.arrived(&mut self.holding, 0, 0);
+            self.return_question(ctx);
+            self.release_empty_slot(ctx);
         } else if !matches!(self.stage, Stage::Closing { .. } | Stage::Held { .. }) {
             self.restart_resume(ctx);
+        }
+        if conn == self.down && !ours {
+            self.leave_node(ctx);
         }
         if !ours && !self.draining {
             let reason = match cause {

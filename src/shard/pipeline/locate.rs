@@ -6,7 +6,6 @@
 
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Restart, Stage};
-use super::resume::LOOK_AGAIN;
 use crate::batch::OffsetMap;
 use crate::config::{InitialOffset, OnNonemptyDestination};
 use crate::iggy_wire::{PollFrom, Polled, Record};
@@ -137,9 +136,7 @@ impl Feed {
             return true;
         }
         let detail = "the upstream log answers no message although it has some; it may be starting";
-        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
-        self.round += 1;
-        self.stage = Stage::Held { until: now + LOOK_AGAIN };
+        self.look_later(ctx, reason::WAITING_UPSTREAM, detail);
         false
     }
 }

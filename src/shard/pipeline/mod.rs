@@ -5,23 +5,31 @@
 //! ```
 //!
 //! Open [`Pipeline::step`] first. A feed takes a turn when something happened to it or its timer
-//! is due; [`feed`] holds its state, [`resume`] and [`stream`] its two lives.
+//! is due; [`feed`] holds its state, [`resume`] and [`stream`] its two lives, [`search`] finds the
+//! node to send to.
 
 pub mod budget;
+mod capture;
+mod captures;
 mod compare;
 pub mod conns;
 mod feed;
+mod halt;
+mod holdings;
 mod locate;
+pub mod reserve;
 mod resume;
+mod search;
 mod stream;
 mod watch;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use self::budget::Budget;
-use self::conns::{Conns, Purpose, Side, Waiter};
+use self::capture::Capture;
+use self::conns::{Conns, Purpose, Side, Wish};
 use self::feed::{Ctx, Feed, Stage};
 use self::watch::Watches;
 use super::event::{
@@ -29,13 +37,13 @@ use super::event::{
     ToControl, Wake,
 };
 use super::reason;
-use super::snapshot::FeedSnapshot;
+use super::snapshot::{Condition, FeedSnapshot};
 use crate::batch::{FeedId, SourceKey};
 use crate::commit::lane::{Lane, Saved};
 use crate::commit::policy::Backoff;
 use crate::config::{MirrorPlan, Partitions};
 use crate::iggy_wire::Reply;
-use crate::statefile::{FeedState, SourceState, format};
+use crate::statefile::{CaptureState, FeedState, SourceState, format};
 use crate::time::{Millis, Now};
 
 /// What a pipeline is made with.
@@ -57,6 +65,20 @@ struct Source {
     /// Entries of the file whose feeds do not run, saved as they are: a topic that left the plan
     /// may come back.
     carried: Vec<FeedState>,
+    /// The same of slots that the source used before.
+    carried_captures: Vec<CaptureState>,
+}
+
+impl Source {
+    /// What is shown of a feed: that its source's positions cannot be saved, or how it is.
+    fn condition(&self, own: Condition, now: Now) -> Condition {
+        let Some(problem) = &self.problem else { return own };
+        let reason = match problem {
+            SaveError::DiskFull { .. } => reason::DISK_FULL,
+            SaveError::Io { .. } => reason::SAVE_FAILED,
+        };
+        Condition { since: own.since, ..feed::condition(reason, problem.to_string(), now) }
+    }
 }
 
 /// A shard's decisions.
@@ -66,11 +88,14 @@ pub struct Pipeline {
     budget: Budget,
     conns: Conns,
     feeds: BTreeMap<FeedId, Feed>,
+    captures: BTreeMap<FeedId, Capture>,
     sources: BTreeMap<SourceKey, Source>,
     ready: VecDeque<FeedId>,
     starved: Vec<FeedId>,
     timers: BinaryHeap<Reverse<(Millis, FeedId)>>,
     watches: Watches,
+    /// Sources that rest by the operator's word.
+    paused: BTreeSet<SourceKey>,
     /// When partitions that do not poll are looked at again.
     look_at: Millis,
     draining: bool,
@@ -86,11 +111,13 @@ impl Pipeline {
             budget: Budget::new(config.buffer_limit),
             conns: Conns::default(),
             feeds: BTreeMap::new(),
+            captures: BTreeMap::new(),
             sources: BTreeMap::new(),
             ready: VecDeque::new(),
             starved: Vec::new(),
             timers: BinaryHeap::new(),
             watches: Watches::default(),
+            paused: BTreeSet::new(),
             look_at: Millis(0),
             draining: false,
             drained: false,
@@ -111,10 +138,17 @@ impl Pipeline {
             if let Some(feed) = self.feeds.get_mut(&feed) {
                 feed.timer.take_if(|timer| *timer <= at);
             }
+            if let Some(capture) = self.captures.get_mut(&feed) {
+                capture.timer.take_if(|timer| *timer <= at);
+            }
             self.ready.push_back(feed);
         }
         while let Some(feed) = self.ready.pop_front() {
-            self.turn(now, feed, out);
+            if self.captures.contains_key(&feed) {
+                self.turn_capture(now, feed, out);
+            } else {
+                self.turn(now, feed, out);
+            }
         }
         let watch = self.watch(now, out);
         let look = self.look(now, out);
@@ -130,23 +164,22 @@ impl Pipeline {
         let shown = |feed: &Feed| {
             let source = self.sources.get(&feed.spec.plan.key)?;
             let mut shown = feed.snapshot(now);
-            if let (Some(problem), false) = (&source.problem, feed.is_ended()) {
-                let reason = match problem {
-                    SaveError::DiskFull { .. } => reason::DISK_FULL,
-                    SaveError::Io { .. } => reason::SAVE_FAILED,
-                };
-                let since = shown.condition.since;
-                shown.condition = feed::condition(reason, problem.to_string(), now);
-                shown.condition.since = since;
+            if !feed.is_ended() {
+                shown.condition = source.condition(shown.condition, now);
             }
             Some(shown)
         };
         self.feeds.values().filter_map(shown).collect()
     }
 
-    /// Bytes reserved or buffered, and the bound.
+    /// Bytes reserved, buffered or lent, and the bound.
     pub fn buffered(&self) -> (u64, u64) {
         (self.budget.held(), self.budget.limit())
+    }
+
+    /// Bytes of the fixed reserve that are lent, and how many wait for some.
+    pub fn reserve(&self) -> (u64, usize) {
+        (self.budget.reserve.lent(), self.budget.reserve.waiting())
     }
 
     /// State saves that succeeded and failed.
@@ -159,14 +192,20 @@ impl Pipeline {
 
     fn take(&mut self, now: Now, event: Event, out: &mut Vec<Command>) {
         match event {
-            Event::ConnUp { conn, .. } => {
-                self.conns.up(conn);
-                self.ready.extend(self.conns.slot(conn).feeds.iter().copied());
+            Event::ConnUp { conn, place, .. } => {
+                self.conns.up(conn, place);
+                self.conns.close_unwanted(conn, out);
+                let slot = self.conns.slot(conn);
+                self.ready.extend(slot.feeds.iter().chain(&slot.visitors).copied());
             }
             Event::ConnDown { conn, cause } => self.connection_down(now, conn, cause, out),
             Event::Replied { ticket, result } => self.replied(now, ticket, result, out),
+            Event::Pg { conn, event } => self.postgres(now, conn, event, out),
+            Event::Spilled { feed, result } => {
+                self.with_capture(now, feed, out, |capture, ctx| capture.spilled(ctx, result));
+            }
             Event::Persisted { source, generation, result } => {
-                self.persisted(now, &source, generation, result);
+                self.persisted(now, &source, generation, result, out);
             }
             Event::Control(message) => self.control(now, message, out),
         }
@@ -178,6 +217,12 @@ impl Pipeline {
                 self.source(&plan, generation).carried = entries;
             }
             FromControl::AddFeed(spec) => self.add_feed(now, *spec),
+            FromControl::AddCapture(spec) => self.add_capture(now, *spec, out),
+            FromControl::Abandon { feed, order, range } => {
+                self.with_capture(now, feed, out, |capture, ctx| {
+                    capture.abandon(ctx, order, range);
+                });
+            }
             FromControl::DestinationReady { feed, result } => {
                 self.with_feed(now, feed, out, |feed, ctx| match result {
                     _ if !matches!(feed.stage, Stage::Ensuring) => {}
@@ -194,23 +239,46 @@ impl Pipeline {
                 });
             }
             FromControl::LargeSlotGranted { feed } => {
-                if !self.feeds.contains_key(&feed) {
+                if !self.feeds.contains_key(&feed) && !self.captures.contains_key(&feed) {
                     out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
                 }
                 self.with_feed(now, feed, out, |feed, ctx| feed.granted(ctx));
+                self.with_capture(now, feed, out, |capture, ctx| capture.granted(ctx));
+            }
+            FromControl::Pause { source, paused } => {
+                self.ready.extend(self.feeds_of(&source));
+                if paused {
+                    self.paused.insert(source);
+                } else {
+                    self.paused.remove(&source);
+                }
+            }
+            FromControl::Restart { source } => {
+                for feed in self.feeds_of(&source) {
+                    self.with_feed(now, feed, out, |feed, ctx| feed.begin_again(ctx));
+                    self.with_capture(now, feed, out, |capture, ctx| capture.begin_again(ctx));
+                }
             }
             FromControl::Drain => {
                 self.draining = true;
-                self.ready.extend(self.feeds.keys().copied());
+                self.ready.extend(self.feeds.keys().chain(self.captures.keys()).copied());
             }
         }
+    }
+
+    fn feeds_of(&self, source: &SourceKey) -> Vec<FeedId> {
+        self.sources.get(source).map(|source| source.feeds.clone()).unwrap_or_default()
     }
 
     fn add_feed(&mut self, now: Now, spec: FeedSpec) {
         let (id, plan) = (spec.id, spec.plan.clone());
         let backoff = || Backoff::new(plan.retry_interval, plan.max_retry_interval);
-        let up = self.conns.assign(id, &plan.key, Side::Upstream, &plan.from, backoff());
-        let down = self.conns.assign(id, &plan.key, Side::Downstream, &plan.to, backoff());
+        let mut assign = |side, cluster| {
+            let wish = Wish { feed: id, source: &plan.key, side, cluster, node: None };
+            self.conns.assign(wish, now.mono, backoff())
+        };
+        let up = assign(Side::Upstream, &plan.from);
+        let down = assign(Side::Downstream, &plan.to);
         let source = self.source(&plan, spec.generation);
         source.feeds.push(id);
         let (topic, partition) = (&plan.topics[spec.topic], spec.partition);
@@ -233,6 +301,7 @@ impl Pipeline {
             problem: None,
             feeds: Vec::new(),
             carried: Vec::new(),
+            carried_captures: Vec::new(),
         })
     }
 
@@ -246,7 +315,9 @@ impl Pipeline {
         self.conns.down(conn, cause.clone(), now.mono, &mut self.rng);
         for feed in self.conns.slot(conn).feeds.clone() {
             self.with_feed(now, feed, out, |feed, ctx| feed.connection_lost(ctx, conn, &cause));
+            self.with_capture(now, feed, out, |capture, ctx| capture.connection_lost(ctx, &cause));
         }
+        self.ready.extend(self.conns.slot(conn).visitors.iter().copied());
     }
 
     fn replied(
@@ -256,16 +327,30 @@ impl Pipeline {
         result: Result<Reply, Failure>,
         out: &mut Vec<Command>,
     ) {
-        let Some(waiter) = self.conns.answered(ticket) else { return };
+        let Some((conn, waiter)) = self.conns.answered(ticket) else { return };
         match waiter.purpose {
+            Purpose::Capture(token) => {
+                return self.with_capture(now, waiter.feed, out, |capture, ctx| {
+                    capture.replied(ctx, token, result);
+                });
+            }
+            Purpose::Roster => {
+                self.with_feed(now, waiter.feed, out, |feed, ctx| {
+                    feed.request_ended(ctx, Purpose::Roster, &result);
+                    feed.let_go(ctx);
+                });
+                return self.rostered(now, conn, result, out);
+            }
             Purpose::Watch => return self.watched(now, waiter.feed, result),
             Purpose::Look => return self.looked(now, waiter.feed, result),
             _ => {}
         }
         self.with_feed(now, waiter.feed, out, |feed, ctx| {
+            feed.request_ended(ctx, waiter.purpose, &result);
             if feed.round == waiter.round && !feed.is_ended() {
-                answer(feed, ctx, waiter, result);
+                answer(feed, ctx, conn, waiter.purpose, result);
             }
+            feed.let_go(ctx);
         });
     }
 
@@ -275,19 +360,26 @@ impl Pipeline {
         key: &SourceKey,
         generation: u64,
         result: Result<(), SaveError>,
+        out: &mut Vec<Command>,
     ) {
         let Some(source) = self.sources.get_mut(key) else { return };
         let good = result.is_ok();
         source.problem = result.err();
         let saved = source.lane.finished(now.mono, generation, good, &mut self.rng);
-        if let Saved::Durable(positions) = saved {
-            for (id, position) in positions {
-                if let Some(feed) = self.feeds.get_mut(&id) {
-                    feed.durable_position = position;
-                }
+        let feeds = source.feeds.clone();
+        self.ready.extend(feeds.iter().copied());
+        if let Some(problem) = source.problem.clone() {
+            for feed in feeds {
+                self.with_capture(now, feed, out, |capture, _| capture.save_failed(&problem));
             }
         }
-        self.ready.extend(source.feeds.iter().copied());
+        let Saved::Durable(positions) = saved else { return };
+        for (id, position) in positions {
+            if let Some(feed) = self.feeds.get_mut(&id) {
+                feed.durable_position = position;
+            }
+            self.with_capture(now, id, out, |capture, ctx| capture.saved(ctx));
+        }
     }
 
     /// Lets one feed act, then lets it take its turn.
@@ -311,7 +403,6 @@ impl Pipeline {
     ) {
         let Some(feed) = self.feeds.get_mut(&id) else { return };
         let Some(source) = self.sources.get_mut(&feed.spec.plan.key) else { return };
-        let held = self.budget.held();
         let mut ctx = Ctx {
             now,
             out,
@@ -321,18 +412,29 @@ impl Pipeline {
             rng: &mut self.rng,
         };
         act(feed, &mut ctx);
-        if self.budget.held() < held {
-            // Room for feeds that could not reserve.
+        self.wake_waiting();
+    }
+
+    /// Feeds that there is room for now.
+    fn wake_waiting(&mut self) {
+        self.ready.extend(self.budget.reserve.take_granted());
+        if self.budget.take_freed() {
             self.ready.extend(self.starved.drain(..));
+            self.ready.extend(self.captures.keys().copied());
         }
     }
 
     fn turn(&mut self, now: Now, id: FeedId, out: &mut Vec<Command>) {
         let draining = self.draining;
+        let paused = &self.paused;
+        let is_paused =
+            self.feeds.get(&id).is_some_and(|feed| paused.contains(&feed.spec.plan.key));
         self.act(now, id, out, |feed, ctx| {
             feed.wake_at = None;
             feed.draining = draining;
+            feed.paused = is_paused;
             feed.turn(ctx);
+            feed.end_visits(ctx);
         });
         let Some(feed) = self.feeds.get_mut(&id) else { return };
         if feed.starved && !self.starved.contains(&id) {
@@ -356,7 +458,11 @@ impl Pipeline {
             let feeds = &self.feeds;
             let started =
                 || source.feeds.iter().filter_map(|id| feeds.get(id)).filter(|f| f.started);
-            let positions = || started().map(|f| (f.spec.id, f.entry.position)).collect();
+            let captures = &mut self.captures;
+            let positions = || {
+                let feeds = started().map(|f| (f.spec.id, f.entry.position));
+                feeds.chain(captures::saving(captures, &source.feeds)).collect()
+            };
             if let Some(generation) = source.lane.start(now.mono, positions) {
                 let carried = source.carried.iter().cloned();
                 let state = SourceState {
@@ -365,6 +471,7 @@ impl Pipeline {
                     generation,
                     saved_at: now.wall.0,
                     feeds: started().map(|f| f.entry.clone()).chain(carried).collect(),
+                    captures: captures::entries(source, &self.captures),
                 };
                 let image = format::encode(&state);
                 out.push(Command::Persist { source: key.clone(), generation, image });
@@ -376,7 +483,10 @@ impl Pipeline {
 
     fn finish_drain(&mut self, out: &mut Vec<Command>) {
         let quiet = || self.sources.values().all(|source| source.lane.is_quiet());
-        if self.draining && !self.drained && self.feeds.values().all(Feed::is_ended) && quiet() {
+        let ended = || {
+            self.feeds.values().all(Feed::is_ended) && self.captures.values().all(Capture::is_ended)
+        };
+        if self.draining && !self.drained && ended() && quiet() {
             self.drained = true;
             out.push(Command::Control(ToControl::Drained));
         }
@@ -384,15 +494,24 @@ impl Pipeline {
 }
 
 /// Hands a reply to the step of the feed that waits for it.
-fn answer(feed: &mut Feed, ctx: &mut Ctx<'_>, waiter: Waiter, result: Result<Reply, Failure>) {
-    let conn = feed.conn_for(waiter.purpose);
+fn answer(
+    feed: &mut Feed,
+    ctx: &mut Ctx<'_>,
+    conn: ConnId,
+    purpose: Purpose,
+    result: Result<Reply, Failure>,
+) {
     if result.is_ok() {
         ctx.conns.proven(conn);
     }
-    match (waiter.purpose, result) {
+    match (purpose, result) {
         (Purpose::UpstreamTopic, Ok(Reply::Topic(info))) => feed.upstream_topic(ctx, info),
         (Purpose::DownstreamTopic, Ok(Reply::Topic(info))) => feed.downstream_topic(ctx, info),
         (Purpose::Identity, Ok(Reply::Topic(info))) => feed.identity(ctx, info),
+        (Purpose::Primary, Ok(Reply::Primary(node))) => feed.primary(ctx, &node),
+        (Purpose::Primary, Err(failure)) => feed.no_primary(ctx, &failure),
+        (Purpose::Vote, Ok(Reply::Polled(polled))) => feed.voted(ctx, conn, Ok(&polled)),
+        (Purpose::Vote, Err(failure)) => feed.voted(ctx, conn, Err(&failure)),
         (Purpose::Tail, Ok(Reply::Polled(polled))) => feed.tail(ctx, &polled),
         (Purpose::Locate, Ok(Reply::Polled(polled))) => feed.located(ctx, &polled),
         (Purpose::CompareDownstream, Ok(Reply::Polled(polled))) => {
@@ -410,7 +529,7 @@ fn answer(feed: &mut Feed, ctx: &mut Ctx<'_>, waiter: Waiter, result: Result<Rep
         }
         (Purpose::Send, Err(failure)) => feed.send_failed(ctx, &failure),
         (Purpose::Poll | Purpose::Identity | Purpose::Earliest, Err(failure)) => {
-            feed.read_failed(ctx, waiter.purpose, &failure);
+            feed.read_failed(ctx, purpose, &failure);
         }
         (purpose, Err(failure)) => feed.resume_failed(ctx, purpose, &failure),
         (purpose, Ok(_)) => {

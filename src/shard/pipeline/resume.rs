@@ -1,8 +1,9 @@
 //! From "nothing is known" to "sending is safe" (M4, M5, M6).
 //!
 //! ```text
-//! Waiting ─settle─▶ Identifying ─▶ Tail ─┬─ no state ──▶ Locating ──┐
-//!                                        └─ state ──▶ Comparing ────┴▶ Saving ─▶ Streaming
+//! Waiting ─settle─▶ Identifying ─▶ Searching ─▶ Tail ─┬─ no state ─▶ Locating ─┐
+//!                                                     └─ state ─▶ Comparing ───┴▶ Saving
+//!                                                                   Streaming ◀─────┘
 //! ```
 //!
 //! The destination's log is the truth: its end, through the saved deltas, is the upstream
@@ -11,10 +12,9 @@
 
 use std::time::Duration;
 
-use super::budget::LARGE_SLOT;
-use super::compare::COMPARE_BYTES;
 use super::conns::Purpose;
-use super::feed::{Ctx, Feed, LargeSlot, Restart, Stage};
+use super::feed::{Ctx, Feed, Restart, Stage};
+use super::holdings::LargeSlot;
 use crate::batch::{Fingerprint, TopicName};
 use crate::config::{OnDestinationLost, OnHistoryChanged, TopicPlan};
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, TopicInfo, Verify, record};
@@ -24,15 +24,14 @@ use crate::shard::reason;
 
 /// Reply bound of identity requests: 1,000 partition rows and options fit many times.
 pub const TOPIC_REPLY: u64 = 256 * 1024;
-/// Slack on top of the compared bytes for headers of records.
-const COMPARE_SLACK: u64 = 64 * 1024;
 /// Pause between two looks at an end that should not be where it is.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 impl Feed {
-    /// Starts over when both connections are up and nothing can arrive late any more.
+    /// Starts over when both connections are up, what was asked before is answered, nothing can
+    /// arrive late any more and the reserve has room for the replies.
     pub(super) fn begin(&mut self, ctx: &mut Ctx<'_>) {
-        if !ctx.conns.is_up(self.up) || !ctx.conns.is_up(self.down) {
+        if self.leaving || !ctx.conns.is_up(self.up) || !ctx.conns.is_up(self.down) {
             return;
         }
         if let Some(until) = self.settle_until
@@ -43,25 +42,22 @@ impl Feed {
             return;
         }
         if self.wide_compare && self.large != LargeSlot::Held {
+            self.say(reason::RESUMING, "waits for the slot for large messages", ctx.now);
             self.want_slot(ctx);
             self.stage = Stage::WaitingSlot;
             return;
+        }
+        if !self.borrow_for_resume(ctx) {
+            let detail = "waits for its turn: other partitions of this shard are being compared";
+            return self.say(reason::RESUMING, detail, ctx.now);
         }
         self.say(reason::RESUMING, "", ctx.now);
         self.stage = Stage::Identifying { upstream: false, downstream: false };
         let TopicPlan { upstream, downstream } = self.topic();
         let (up, down) = (look_up(upstream), look_up(downstream));
+        self.ask_roster(ctx);
         self.request(ctx, up, Purpose::UpstreamTopic, TOPIC_REPLY);
         self.request(ctx, down, Purpose::DownstreamTopic, TOPIC_REPLY);
-    }
-
-    /// Asks for the daemon-wide slot (G6).
-    pub(super) fn want_slot(&mut self, ctx: &mut Ctx<'_>) {
-        if self.large == LargeSlot::None {
-            self.large = LargeSlot::Wanted;
-            let feed = self.spec.id;
-            ctx.out.push(Command::Control(ToControl::LargeSlotWanted { feed }));
-        }
     }
 
     /// Identity of the upstream topic, before resuming.
@@ -165,9 +161,7 @@ impl Feed {
         let detail = format!("destination topic {name} does not exist any more");
         let since = *self.absent_since.get_or_insert(now);
         if now.since(since) < self.spec.plan.to.settle {
-            self.say(reason::DESTINATION_NOT_READY, detail, ctx.now);
-            self.round += 1;
-            self.stage = Stage::Held { until: now + LOOK_AGAIN };
+            self.look_later(ctx, reason::DESTINATION_NOT_READY, detail);
         } else if self.destination_lost(ctx, detail) {
             self.ensure(ctx);
         }
@@ -208,6 +202,7 @@ impl Feed {
 
     fn ensure(&mut self, ctx: &mut Ctx<'_>) {
         let feed = self.spec.id;
+        self.drop_buffers(ctx);
         self.round += 1;
         self.stage = Stage::Ensuring;
         ctx.out.push(Command::Control(ToControl::EnsureDestination { feed }));
@@ -231,18 +226,13 @@ impl Feed {
             let last = self.entry.last.map(|last| last.fingerprint);
             return self.settled(ctx, position, last, 0);
         }
-        self.ask_tail(ctx);
+        self.find_node(ctx);
     }
 
     pub(super) fn ask_tail(&mut self, ctx: &mut Ctx<'_>) {
         self.stage = Stage::Tail;
         let poll = self.poll(&self.topic().downstream, PollFrom::Last, 1);
         self.request(ctx, poll, Purpose::Tail, self.compare_limit());
-    }
-
-    /// Reply bound of comparisons: the fixed reserve, or the daemon-wide slot.
-    pub(super) fn compare_limit(&self) -> u64 {
-        if self.large == LargeSlot::Held { LARGE_SLOT } else { COMPARE_BYTES + COMPARE_SLACK }
     }
 
     /// Where the destination ends.
@@ -252,6 +242,9 @@ impl Feed {
             Some(last) => last.next_offset(),
             None => end_of_empty_reply(polled),
         };
+        if self.is_behind(ctx, end) {
+            return;
+        }
         let fresh = !self.started || self.restart != Restart::No;
         let known = if fresh { 0 } else { self.map.downstream(self.entry.position).unwrap_or(0) };
         if !self.tail_is_believed(ctx, end, known) {
@@ -307,9 +300,7 @@ impl Feed {
             "the destination ends at offset {end}; acked were {known}, the topic counts {}",
             self.downstream_messages
         );
-        self.say(reason::DESTINATION_NOT_READY, detail, ctx.now);
-        self.round += 1;
-        self.stage = Stage::Held { until: now + LOOK_AGAIN };
+        self.look_later(ctx, reason::DESTINATION_NOT_READY, detail);
         false
     }
 
@@ -349,11 +340,13 @@ impl Feed {
         last: Option<Fingerprint>,
         end: u64,
     ) {
+        self.search.settled();
         self.settle_until = None;
         self.clean = false;
         self.writer.restart(end);
         self.reader.seek(position, last);
         self.moved_at = ctx.now.mono;
+        self.return_question(ctx);
         self.release_slot(ctx);
         self.wide = false;
         self.absent_since = None;

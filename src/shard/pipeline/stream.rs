@@ -5,11 +5,13 @@ use std::time::Duration;
 use super::budget::LARGE_SLOT;
 use super::compare::last_message;
 use super::conns::Purpose;
-use super::feed::{Bad, Ctx, Feed, LargeSlot};
+use super::feed::{Bad, Ctx, Feed, Jump};
+use super::holdings::LargeSlot;
+use super::reserve::{RENUMBER_MOST, Use};
 use super::resume::{TOPIC_REPLY, look_up};
 use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
-use crate::fanout::dispatch::Ack;
+use crate::fanout::dispatch::{Ack, Most};
 use crate::iggy_wire::Verify;
 use crate::iggy_wire::encode::send_frame_len;
 use crate::iggy_wire::frame::MAX_REQUEST;
@@ -39,8 +41,11 @@ impl Feed {
         if self.gap_to.is_some() && self.writer.is_empty() {
             return self.open_gap(ctx);
         }
-        if !ctx.conns.is_up(self.up) || self.gap_to.is_some() || self.jump.is_some() {
+        if !ctx.conns.is_up(self.up) || self.gap_to.is_some() {
             return;
+        }
+        if self.jump.is_some() {
+            return self.ask_earliest(ctx);
         }
         if !self.identified {
             return self.ask_identity(ctx);
@@ -50,9 +55,14 @@ impl Feed {
 
     fn pump_send(&mut self, ctx: &mut Ctx<'_>) {
         if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
+            return self.return_unused_copy(ctx);
+        }
+        let most = self.record_most();
+        let copies = self.writer.next_copies(ctx.now.mono, most) as u64;
+        if copies > 0 && !ctx.budget.reserve.borrow(self.spec.id, Use::Renumber, copies) {
             return;
         }
-        match self.writer.next(ctx.now.mono, self.record_most()) {
+        match self.writer.next(ctx.now.mono, most) {
             Ok(None) => self.wake_for(self.writer.next_at()),
             Ok(Some(record)) => {
                 let (name, to) = (self.topic().downstream.clone(), self.send_to());
@@ -70,10 +80,11 @@ impl Feed {
         if self.is_balanced() { SendTo::Balanced } else { SendTo::Partition(self.spec.partition) }
     }
 
-    /// Largest record that fits a frame beside the names of its destination, bytes.
-    fn record_most(&self) -> usize {
+    /// What fits a frame beside the names of its destination, and what the reserve lends at once.
+    fn record_most(&self) -> Most {
         let name = &self.topic().downstream;
-        MAX_REQUEST - send_frame_len(&name.stream, &name.topic, self.send_to(), 0)
+        let around = send_frame_len(&name.stream, &name.topic, self.send_to(), 0);
+        Most { bytes: MAX_REQUEST - around, copied: RENUMBER_MOST as usize }
     }
 
     fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
@@ -89,6 +100,9 @@ impl Feed {
         if self.reader.is_waiting() || self.holding.replies() >= REPLIES_AHEAD {
             return;
         }
+        if self.large == LargeSlot::Held && self.holding.replies() > 0 {
+            return;
+        }
         if self.wide && self.large != LargeSlot::Held {
             return self.want_slot_while_streaming(ctx);
         }
@@ -102,7 +116,6 @@ impl Feed {
         if self.large == LargeSlot::Held {
             ask.count = 1;
             ask.reserve = LARGE_SLOT;
-            ctx.budget.reserve_large(&mut self.holding, LARGE_SLOT);
         } else if ask.count <= 2 && ask.reserve > ctx.budget.ceiling() / 2 {
             self.wide = true;
             return self.want_slot_while_streaming(ctx);
@@ -126,14 +139,17 @@ impl Feed {
     }
 
     fn want_slot_while_streaming(&mut self, ctx: &mut Ctx<'_>) {
-        if self.writer.is_empty() {
+        if ctx.now.mono < self.reader.next_at() {
+            return self.wake_for(Some(self.reader.next_at()));
+        }
+        if self.writer.is_empty() && !ctx.lane.failing() {
             self.want_slot(ctx);
         }
     }
 
     /// Identity is re-read on every new upstream connection, before its first poll.
     fn ask_identity(&mut self, ctx: &mut Ctx<'_>) {
-        if self.identity_asked {
+        if self.identity_asked || !self.borrow_for_question(ctx, TOPIC_REPLY) {
             return;
         }
         self.identity_asked = true;
@@ -168,7 +184,7 @@ impl Feed {
 
     /// A poll was answered.
     pub(super) fn polled(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
-        let bytes = polled.records.len() as u64;
+        let bytes = polled.body_len();
         let outcome = if polled.partition == self.spec.partition {
             self.reader.replied(ctx.now.mono, polled)
         } else {
@@ -182,12 +198,19 @@ impl Feed {
         }
         let more = matches!(outcome, Outcome::Idle) && self.reader.reported_end() > self.cursor();
         if self.large == LargeSlot::Held && !more && !matches!(outcome, Outcome::Jump { .. }) {
-            self.release_slot(ctx);
             self.wide = false;
+            if !matches!(outcome, Outcome::Records(_)) {
+                self.release_slot(ctx);
+            }
         }
         match outcome {
             Outcome::Records(records) => self.take(ctx, records, bytes),
-            Outcome::Idle => self.running(ctx),
+            Outcome::Idle => {
+                if self.writer.is_empty() && self.reader.reported_end() <= self.cursor() {
+                    self.search.accepted();
+                }
+                self.running(ctx);
+            }
             Outcome::NotReady(detail) => self.not_ready(ctx, detail),
             Outcome::Jump { found } => self.jumped(ctx, found),
             Outcome::Wrong(detail) => self.distrust(ctx, detail),
@@ -236,14 +259,24 @@ impl Feed {
     }
 
     fn jumped(&mut self, ctx: &mut Ctx<'_>, found: u64) {
-        self.jump = Some(found);
+        self.jump = Some(Jump { found, asked: false });
+        self.ask_earliest(ctx);
+    }
+
+    /// One question at a time: an identity that is being asked for comes first.
+    fn ask_earliest(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(jump) = self.jump.filter(|jump| !jump.asked) else { return };
+        if self.identity_asked || !self.borrow_for_resume(ctx) {
+            return;
+        }
+        self.jump = Some(Jump { asked: true, ..jump });
         let poll = self.poll(&self.topic().upstream, PollFrom::First, 1);
         self.request(ctx, poll, Purpose::Earliest, self.compare_limit());
     }
 
     /// Where the upstream log begins: only this makes a jump a gap.
     pub(super) fn earliest(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
-        let Some(found) = self.jump.take() else { return };
+        let Some(Jump { found, .. }) = self.jump.take() else { return };
         self.release_slot(ctx);
         self.wide = false;
         let cursor = self.cursor();
@@ -352,9 +385,12 @@ impl Feed {
     /// A poll, or a question beside it, failed; the connection lives or its end follows.
     pub(super) fn read_failed(&mut self, ctx: &mut Ctx<'_>, purpose: Purpose, failure: &Failure) {
         self.error(format!("{purpose:?}: {failure:?}"));
-        ctx.budget.arrived(&mut self.holding, 0, 0);
-        self.identity_asked = false;
-        self.jump = None;
+        if purpose == Purpose::Poll {
+            ctx.budget.arrived(&mut self.holding, 0, 0);
+        } else {
+            self.identity_asked = false;
+            self.jump = None;
+        }
         match failure {
             Failure::TooLarge { size } if self.large == LargeSlot::Held => {
                 let detail = format!(
@@ -372,11 +408,21 @@ impl Feed {
                 self.reader.unanswered();
             }
             Failure::Refused(code) => {
-                self.reader.unanswered();
+                self.unanswered(ctx, purpose);
                 self.upstream_refused(ctx, *code);
             }
-            Failure::TimedOut | Failure::Lost | Failure::Malformed(_) => self.reader.unanswered(),
+            Failure::TimedOut | Failure::Lost | Failure::Malformed(_) => {
+                self.unanswered(ctx, purpose);
+            }
         }
+    }
+
+    /// The same is asked again; meanwhile the slot may serve another feed.
+    fn unanswered(&mut self, ctx: &mut Ctx<'_>, purpose: Purpose) {
+        if purpose == Purpose::Poll {
+            self.reader.unanswered();
+        }
+        self.release_empty_slot(ctx);
     }
 
     fn upstream_refused(&mut self, ctx: &mut Ctx<'_>, code: u32) {
@@ -439,8 +485,10 @@ impl Feed {
         self.entry.counters.bytes += record.len() as u64;
         self.moved_at = ctx.now.mono;
         self.commit_failures = 0;
+        self.search.accepted();
         self.clean = false;
         ctx.budget.acked(&mut self.holding, position);
+        self.release_empty_slot(ctx);
         self.touch(ctx);
         if self.condition.reason == reason::NOT_ACCEPTED.code {
             self.say(reason::RUNNING, "", ctx.now);
@@ -456,12 +504,7 @@ impl Feed {
     /// A send has no good answer.
     pub(super) fn send_failed(&mut self, ctx: &mut Ctx<'_>, failure: &Failure) {
         match failure {
-            Failure::Refused(58) => {
-                self.error("the destination did not accept a send (58)");
-                self.commit_failures = self.commit_failures.saturating_add(1);
-                self.writer.not_accepted(ctx.now.mono);
-                self.say(reason::NOT_ACCEPTED, "code 58, not accepted", ctx.now);
-            }
+            Failure::Refused(58) => self.not_accepted(ctx),
             Failure::Refused(57) => self.send_unknown(ctx, "the server says so (57)"),
             Failure::Refused(code @ (20 | 1009 | 2010 | 3007)) => {
                 self.writer.put_back();

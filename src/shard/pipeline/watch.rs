@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::Pipeline;
 use super::conns::{Purpose, Waiter};
+use super::reserve::Use;
 use super::resume::{TOPIC_REPLY, look_up};
 use crate::batch::{FeedId, SourceKey};
 use crate::iggy_wire::Reply;
@@ -65,6 +66,10 @@ impl Pipeline {
                 continue;
             };
             watch.next_at = now.mono + LOOK_EVERY;
+            if !self.budget.reserve.borrow_now(feed.spec.id, Use::Watch, TOPIC_REPLY) {
+                next = [next, Some(watch.next_at)].into_iter().flatten().min();
+                continue;
+            }
             watch.asked = Some(feed.spec.id);
             let topic = look_up(&feed.topic().upstream);
             let waiter = Waiter { feed: feed.spec.id, round: feed.round, purpose: Purpose::Watch };
@@ -75,6 +80,8 @@ impl Pipeline {
 
     /// What a look found: feeds with news poll at once.
     pub(super) fn watched(&mut self, now: Now, asked: FeedId, result: Result<Reply, Failure>) {
+        self.budget.reserve.give_back(asked, Use::Watch);
+        self.wake_waiting();
         let asked_by = |watch: &&mut Watch| watch.asked == Some(asked);
         let Some(watch) = self.watches.0.values_mut().find(asked_by) else { return };
         watch.asked = None;
@@ -123,6 +130,9 @@ impl Pipeline {
                 if !ready || !asked.insert((&feed.spec.plan.key, feed.spec.topic)) {
                     continue;
                 }
+                if !self.budget.reserve.borrow_now(feed.spec.id, Use::Look, TOPIC_REPLY) {
+                    continue;
+                }
                 let topic = look_up(&feed.topic().upstream);
                 let (feed, conn) = (feed.spec.id, feed.up);
                 let waiter = Waiter { feed, round: 0, purpose: Purpose::Look };
@@ -134,6 +144,8 @@ impl Pipeline {
 
     /// Where the partitions of a topic end.
     pub(super) fn looked(&mut self, now: Now, asked: FeedId, result: Result<Reply, Failure>) {
+        self.budget.reserve.give_back(asked, Use::Look);
+        self.wake_waiting();
         // Anything else is for the feeds themselves to find out.
         let Ok(Reply::Topic(Some(info))) = result else { return };
         let Some(feed) = self.feeds.get(&asked) else { return };

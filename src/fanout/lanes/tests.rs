@@ -1,0 +1,563 @@
+//! Lanes one by one, and all together under random answers.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::BreakerPlan;
+use crate::fanout::ensure::TopicFacts;
+use crate::fanout::group::Target;
+use crate::fanout::partition::Wish;
+use crate::iggy_wire::record::{Verify, scan};
+
+const A: DestId = DestId(0);
+const B: DestId = DestId(1);
+const C: DestId = DestId(2);
+
+fn settings() -> LaneSettings {
+    LaneSettings {
+        concurrent: 16,
+        retry_first: Duration::from_secs(1),
+        retry_longest: Duration::from_secs(30),
+        most_together: 1 << 20,
+        outside: Disposition::Keep,
+        by_id: false,
+    }
+}
+
+/// Lanes towards destinations A, B and C, of 4 partitions each unless said otherwise.
+struct World {
+    table: Destinations,
+    lanes: Lanes,
+    rng: fastrand::Rng,
+    now: Millis,
+}
+
+impl World {
+    fn new(settings: LaneSettings) -> World {
+        let cool_down = Duration::from_secs(30);
+        let mut table = Destinations::new(16, BreakerPlan { failure_threshold: 5, cool_down });
+        for topic in ["a", "b", "c"] {
+            let dest = table.admit("s", topic).unwrap();
+            table.at_mut(dest).facts = facts(4);
+        }
+        let (rng, now) = (fastrand::Rng::with_seed(7), Millis(0));
+        World { table, lanes: Lanes::new(settings), rng, now }
+    }
+
+    /// A batch of one group for each of these: destination, partition, message ids.
+    fn submit(&mut self, groups: &[(DestId, u32, &[u128])]) -> u64 {
+        let group = |(dest, partition, ids): &(DestId, u32, &[u128])| {
+            batch_group(*dest, Target::Partition(*partition), ids)
+        };
+        self.lanes.submit(self.now, &self.table, groups.iter().map(group).collect())
+    }
+
+    fn next(&mut self) -> Option<Send> {
+        self.lanes.next(self.now, &mut self.table)
+    }
+
+    /// Ids of the next send; it stays outstanding.
+    fn sent(&mut self) -> (LaneId, Vec<u128>) {
+        let send = self.next().expect("something to send");
+        (send.lane, ids(&send.relay))
+    }
+
+    fn ack(&mut self, lane: LaneId, offset: u64) -> Acked {
+        self.lanes.acked(self.now, &mut self.table, lane, offset).expect("it was outstanding")
+    }
+
+    fn fail(&mut self, lane: LaneId, failure: Failure) -> bool {
+        let rng = &mut self.rng;
+        self.lanes.failed(self.now, &mut self.table, lane, &failure, rng).unwrap().1
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now = self.now + time;
+    }
+}
+
+fn facts(partitions: u32) -> Option<TopicFacts> {
+    Some(TopicFacts { partitions, created_at: 1, not_durable: None })
+}
+
+fn batch_group(dest: DestId, target: Target, ids: &[u128]) -> Group {
+    let mut batch = BatchBuilder::default();
+    for id in ids {
+        batch.begin(*id, 1_000);
+        batch.body().extend_from_slice(b"payload");
+        batch.end().unwrap();
+    }
+    Group { dest, target, content: Content::Batch(batch) }
+}
+
+fn ids(relay: &Relay) -> Vec<u128> {
+    let records = scan(&relay.stored(0, 0, 0), Verify::Full).unwrap();
+    records[0].messages().map(|message| message.id).collect()
+}
+
+#[test]
+fn a_lane_has_one_send_outstanding_and_what_waits_goes_together() {
+    let mut world = World::new(settings());
+    for batch in 0..3u128 {
+        world.submit(&[(A, 0, &[batch * 10, batch * 10 + 1])]);
+        if batch == 0 {
+            assert_eq!(world.sent().1, [0, 1]);
+        }
+    }
+    assert!(world.next().is_none(), "one outstanding");
+    assert_eq!((world.lanes.in_flight(), world.lanes.outstanding()), (1, 1));
+    world.ack(LaneId(0), 0);
+    assert_eq!(world.lanes.complete(), 1);
+    let (lane, together) = world.sent();
+    assert_eq!(together, [10, 11, 20, 21]);
+    assert_eq!(world.lanes.in_flight(), 2);
+    assert_eq!(world.ack(lane, 2).messages, 4);
+    assert_eq!((world.lanes.complete(), world.lanes.bytes()), (3, 0));
+}
+
+#[test]
+fn what_goes_together_stays_below_its_bound() {
+    let mut world = World::new(LaneSettings { most_together: 256 + 3 * 55, ..settings() });
+    world.submit(&[(A, 0, &[1, 2])]);
+    world.submit(&[(A, 0, &[3])]);
+    world.submit(&[(A, 0, &[4])]);
+    let (lane, together) = world.sent();
+    assert_eq!(together, [1, 2, 3]);
+    world.ack(lane, 0);
+    assert_eq!(world.sent().1, [4]);
+}
+
+#[test]
+fn only_what_is_not_acked_goes_again_and_nothing_passes_it() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 0, &[1]), (B, 0, &[2]), (A, 1, &[3])]);
+    let sends: Vec<_> = (0..3).map(|_| world.sent()).collect();
+    world.submit(&[(A, 0, &[4]), (B, 0, &[5])]);
+    world.ack(sends[1].0, 0);
+    world.ack(sends[2].0, 0);
+    world.fail(sends[0].0, Failure::TimedOut);
+    assert_eq!(world.sent().1, [5], "other lanes go on");
+    assert!(world.next().is_none(), "4 waits behind 1");
+    assert_eq!(world.lanes.complete(), 0);
+    world.wait(Duration::from_secs(1));
+    let (lane, again) = world.sent();
+    assert_eq!(again, [1], "the same ids, as they were sent");
+    world.ack(lane, 0);
+    assert_eq!(world.lanes.complete(), 1);
+    assert_eq!(world.sent().1, [4]);
+}
+
+#[test]
+fn pauses_follow_the_failure() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 0, &[1])]);
+    let (lane, _) = world.sent();
+    world.fail(lane, Failure::Lost);
+    assert_eq!(world.sent().1, [1], "at once on the next connection");
+    let mut expected = 50;
+    for _ in 0..8 {
+        world.fail(lane, Failure::Refused(58));
+        assert_eq!(world.lanes.wake_at(), Some(world.now + Duration::from_millis(expected)));
+        world.wait(Duration::from_millis(expected));
+        world.sent();
+        expected = (expected * 2).min(1_000);
+    }
+    assert_eq!(world.table.at(A).breaker.failures(), 0, "a lost leader is not counted");
+    for (nth, longest) in [1, 2, 4, 8].into_iter().enumerate() {
+        world.fail(lane, Failure::TimedOut);
+        let wait = world.lanes.wake_at().unwrap() - world.now;
+        let longest = Duration::from_secs(longest);
+        assert!(wait <= longest && wait >= longest * 3 / 4, "{nth}: {wait:?}");
+        world.wait(longest);
+        world.sent();
+    }
+    world.ack(lane, 0);
+    world.submit(&[(A, 0, &[2])]);
+    world.sent();
+    world.fail(lane, Failure::TimedOut);
+    let wait = world.lanes.wake_at().unwrap() - world.now;
+    assert!(wait <= Duration::from_secs(1), "a success starts over: {wait:?}");
+}
+
+#[test]
+fn an_open_breaker_lets_one_probe_through_after_its_rest() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 0, &[1]), (A, 1, &[2]), (B, 0, &[3])]);
+    let a0 = world.sent().0;
+    let a1 = world.sent().0;
+    let b0 = world.sent().0;
+    for nth in 1..=4 {
+        assert!(!world.fail(a0, Failure::TimedOut), "{nth}");
+        world.wait(Duration::from_secs(30));
+        world.sent();
+    }
+    assert!(world.fail(a0, Failure::TimedOut), "the fifth in a row");
+    world.fail(a1, Failure::Lost);
+    world.ack(b0, 0);
+    world.submit(&[(B, 0, &[4])]);
+    assert_eq!(world.sent().1, [4], "others are not concerned");
+    world.wait(Duration::from_millis(29_999));
+    assert!(world.next().is_none());
+    world.wait(Duration::from_millis(1));
+    let probe = world.next().unwrap();
+    assert!(probe.suspect);
+    assert!(world.next().is_none(), "one probe");
+    assert!(world.fail(probe.lane, Failure::TimedOut));
+    world.wait(Duration::from_secs(30));
+    let (lane, _) = world.sent();
+    world.fail(lane, Failure::Lost);
+    let (lane, _) = world.sent();
+    assert!(world.ack(lane, 0).closed);
+    assert!(world.next().is_some(), "the other lane is free again");
+}
+
+#[test]
+fn failing_destinations_take_half_of_the_places_at_most() {
+    let mut world = World::new(LaneSettings { concurrent: 4, ..settings() });
+    world.table.at_mut(A).breaker.failed(Millis(0));
+    let groups: Vec<(DestId, u32, &[u128])> =
+        (0..4).map(|p| (A, p, &[1][..])).chain((0..4).map(|p| (B, p, &[2][..]))).collect();
+    world.submit(&groups);
+    let sent: Vec<Vec<u128>> = (0..4).map(|_| world.sent().1).collect();
+    assert_eq!(sent, [[1], [1], [2], [2]]);
+    assert!(world.next().is_none(), "four at once");
+}
+
+#[test]
+fn the_oldest_head_goes_first() {
+    let mut world = World::new(LaneSettings { concurrent: 1, ..settings() });
+    world.submit(&[(A, 0, &[1]), (B, 0, &[2]), (A, 0, &[3])]);
+    world.submit(&[(C, 0, &[4]), (A, 0, &[5])]);
+    for id in 1..=5 {
+        let (lane, sent) = world.sent();
+        assert_eq!(sent, [id], "in the order of the rows, nothing taken together across them");
+        world.ack(lane, id as u64);
+    }
+}
+
+#[test]
+fn what_waits_for_its_topic_falls_apart_by_its_wishes() {
+    let mut world = World::new(settings());
+    world.table.at_mut(A).facts = None;
+    let hash = |partition: u32| Wish::Hash(partition + 4);
+    let wishes = vec![hash(0), hash(1), Wish::Balanced, hash(0)];
+    let first = batch_group(A, Target::Later(wishes), &[1, 2, 3, 4]);
+    let second = batch_group(A, Target::Later(vec![hash(1)]), &[5]);
+    world.lanes.submit(world.now, &world.table, vec![first]);
+    world.lanes.submit(world.now, &world.table, vec![second]);
+    assert!(world.next().is_none() && world.lanes.waits_for(A));
+    world.table.at_mut(A).facts = facts(2);
+    world.table.at_mut(A).turn = 1;
+    world.lanes.resolved(world.now, &world.table, A);
+    let (p0, p1) = (world.sent(), world.sent());
+    assert_eq!((p0.1, p1.1), (vec![1, 4], vec![2, 3, 5]), "each partition in the order of rows");
+    world.ack(p0.0, 0);
+    assert_eq!(world.lanes.complete(), 0);
+    world.ack(p1.0, 0);
+    assert_eq!((world.lanes.complete(), world.lanes.bytes()), (2, 0));
+}
+
+#[test]
+fn ids_outside_their_topic_wait_alone_or_are_given_back() {
+    let outside = |outside| {
+        let mut world = World::new(LaneSettings { outside, by_id: true, ..settings() });
+        world.table.at_mut(A).facts = None;
+        let wishes = vec![Wish::Id(0), Wish::Id(9), Wish::Id(NOWHERE), Wish::Id(0)];
+        let group = batch_group(A, Target::Later(wishes), &[1, 2, 3, 4]);
+        world.lanes.submit(world.now, &world.table, vec![group]);
+        world.table.at_mut(A).facts = facts(2);
+        world.lanes.resolved(world.now, &world.table, A);
+        let (lane, sent) = world.sent();
+        assert_eq!(sent, [1, 4], "the others still go");
+        world.ack(lane, 0);
+        assert!(world.next().is_none());
+        assert_eq!(world.lanes.complete(), 0);
+        world
+    };
+    let mut world = outside(Disposition::Keep);
+    let stuck = world.lanes.stuck(&world.table, A);
+    assert_eq!(stuck, Some(Reason::PartitionIdOutOfRange));
+    world.table.at_mut(A).facts = facts(10);
+    world.lanes.refresh(world.now, &world.table, A);
+    assert_eq!(world.sent().1, [2], "the topic has grown");
+    let mut world = outside(Disposition::Drop);
+    let given = world.lanes.take_outside();
+    assert_eq!(given.len(), 2);
+    let (dest, letter) = (B, batch_group(B, Target::Partition(0), &[3]));
+    let Content::Batch(letter) = letter.content else { panic!("messages") };
+    world.lanes.settle_outside(world.now, &world.table, given[0].batch, None);
+    world.lanes.settle_outside(world.now, &world.table, given[1].batch, Some((dest, letter)));
+    let (lane, sent) = world.sent();
+    assert_eq!((sent, world.lanes.complete()), (vec![3], 0));
+    world.ack(lane, 0);
+    assert_eq!((world.lanes.complete(), world.lanes.bytes()), (1, 0));
+}
+
+#[test]
+fn a_stone_holds_its_lane_and_no_other() {
+    let mut world = World::new(settings());
+    let stone =
+        Group { dest: A, target: Target::Partition(0), content: Content::Stone(Reason::TooLarge) };
+    world.submit(&[(A, 0, &[1])]);
+    world.lanes.submit(world.now, &world.table, vec![stone]);
+    world.submit(&[(A, 0, &[2]), (A, 1, &[3])]);
+    let (first, sent) = world.sent();
+    assert_eq!(sent, [1], "what came before it goes, alone");
+    assert_eq!(world.sent().1, [3]);
+    world.ack(first, 0);
+    assert!(world.next().is_none());
+    assert_eq!(world.lanes.stuck(&world.table, A), Some(Reason::TooLarge));
+    assert_eq!((world.lanes.complete(), world.lanes.pinned_by()), (1, Some(A)));
+    world.lanes.abandon(world.now, &world.table, 1);
+    assert_eq!(world.sent().1, [2], "until it is given up");
+}
+
+#[test]
+fn offsets_that_do_not_grow_mean_a_lost_tail() {
+    let mut world = World::new(settings());
+    for (id, offset, lost) in
+        [(1, 100, None), (2, 101, None), (3, 150, None), (4, 150, Some((151, 150))), (5, 151, None)]
+    {
+        world.submit(&[(A, 0, &[id])]);
+        let (lane, _) = world.sent();
+        assert_eq!(world.ack(lane, offset).lost_tail, lost, "{id}");
+    }
+    world.lanes.forget_offsets(A);
+    world.submit(&[(A, 0, &[6]), (A, 1, &[7])]);
+    let (p0, p1) = (world.sent().0, world.sent().0);
+    assert_eq!(world.ack(p0, 0).lost_tail, None, "another topic");
+    assert_eq!(world.ack(p1, 0).lost_tail, None, "another partition");
+}
+
+#[test]
+fn what_is_given_up_is_never_sent_again() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 0, &[1]), (B, 0, &[2])]);
+    let (a, b) = (world.sent().0, world.sent().0);
+    world.submit(&[(A, 0, &[3])]);
+    world.submit(&[(A, 0, &[4])]);
+    world.fail(a, Failure::TimedOut);
+    world.lanes.abandon(world.now, &world.table, 1);
+    assert_eq!(world.lanes.complete(), 2);
+    world.fail(b, Failure::TimedOut);
+    world.wait(Duration::from_secs(60));
+    assert_eq!(world.sent().1, [4]);
+    assert!(world.next().is_none());
+    world.ack(a, 0);
+    assert_eq!((world.lanes.complete(), world.lanes.bytes()), (3, 0));
+}
+
+#[test]
+fn a_drain_sends_nothing_that_is_queued() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 0, &[1])]);
+    let (lane, _) = world.sent();
+    world.submit(&[(A, 0, &[2]), (B, 0, &[3])]);
+    world.lanes.drain();
+    assert!(world.next().is_none());
+    world.ack(lane, 0);
+    assert!(world.next().is_none() && world.lanes.wake_at().is_none());
+    assert_eq!((world.lanes.complete(), world.lanes.outstanding()), (1, 0));
+}
+
+#[test]
+fn a_batch_of_nothing_is_complete() {
+    let mut world = World::new(settings());
+    assert_eq!(world.submit(&[]), 0);
+    assert_eq!(world.lanes.complete(), 1);
+    world.submit(&[(A, 0, &[1])]);
+    world.submit(&[]);
+    assert_eq!((world.lanes.complete(), world.lanes.is_empty()), (1, false));
+}
+
+#[test]
+fn hashed_keys_of_a_partition_that_is_gone_go_on() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, 3, &[1])]);
+    let (lane, _) = world.sent();
+    world.table.at_mut(A).facts = None;
+    world.fail(lane, Failure::Refused(3007));
+    world.wait(Duration::from_secs(9));
+    assert!(world.next().is_none(), "the topic is looked at first");
+    world.table.at_mut(A).facts = facts(2);
+    world.lanes.resolved(world.now, &world.table, A);
+    let send = world.next().unwrap();
+    assert_eq!((send.partition, ids(&send.relay)), (1, vec![1]));
+}
+
+/// One step of the random run.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit(Vec<(u8, u8, u8)>),
+    Send,
+    /// Which outstanding send, how it ends, whether it was appended all the same.
+    Answer(u8, u8, bool),
+    Wait(u16),
+    Resolve(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let group = (0..3u8, 0..6u8, 1..4u8);
+    prop_oneof![
+        3 => proptest::collection::vec(group, 0..5).prop_map(Step::Submit),
+        6 => Just(Step::Send),
+        6 => (any::<u8>(), 0..8u8, any::<bool>()).prop_map(|(a, b, c)| Step::Answer(a, b, c)),
+        2 => (0..3_000u16).prop_map(Step::Wait),
+        1 => (0..3u8).prop_map(Step::Resolve),
+    ]
+}
+
+/// A destination cluster that remembers everything, and what was promised so far.
+#[derive(Default)]
+struct Model {
+    logs: BTreeMap<(DestId, u32), Vec<u128>>,
+    outstanding: Vec<Send>,
+    acked: BTreeSet<u128>,
+    /// Ids of each batch, in order, with where they go.
+    batches: Vec<Vec<(DestId, u32, u128)>>,
+}
+
+impl Model {
+    fn append(&mut self, send: &Send) -> u64 {
+        let log = self.logs.entry((send.dest, send.partition)).or_default();
+        let offset = log.len() as u64;
+        log.extend(ids(&send.relay));
+        offset
+    }
+
+    fn check(&self, lanes: &Lanes, settings: LaneSettings) {
+        for batch in self.batches.iter().take(lanes.complete() as usize) {
+            let lost = batch.iter().find(|(_, _, id)| !self.acked.contains(id));
+            assert_eq!(lost, None, "the watermark passed what was not acked");
+        }
+        assert!(self.outstanding.len() <= settings.concurrent);
+        let places: BTreeSet<_> =
+            self.outstanding.iter().map(|send| (send.dest, send.partition)).collect();
+        assert_eq!(places.len(), self.outstanding.len(), "one outstanding per partition");
+    }
+
+    /// In each log the first copies are in the order of the rows.
+    fn check_order(&self) {
+        for (place, log) in &self.logs {
+            let mut seen = BTreeSet::new();
+            let firsts: Vec<u128> = log.iter().copied().filter(|id| seen.insert(*id)).collect();
+            let rows = self.batches.iter().flatten();
+            let meant = rows.filter(|(dest, partition, _)| (*dest, *partition) == *place);
+            let meant: Vec<u128> = meant.map(|(_, _, id)| *id).collect();
+            assert_eq!(firsts, meant[..firsts.len()], "{place:?}");
+        }
+    }
+}
+
+fn submit(world: &mut World, model: &mut Model, groups: &[(u8, u8, u8)]) {
+    let batch = model.batches.len() as u128;
+    let (mut rows, mut made) = (Vec::new(), Vec::new());
+    for (nth, (dest, partition, count)) in groups.iter().enumerate() {
+        let dest = DestId(u32::from(*dest));
+        // Some are given as the hash that falls there.
+        let (partition, hashed) = (u32::from(*partition) % 4, *partition >= 4);
+        let ids: Vec<u128> =
+            (0..u128::from(*count)).map(|n| batch * 1_000 + nth as u128 * 10 + n).collect();
+        rows.extend(ids.iter().map(|id| (dest, partition, *id)));
+        let target = if hashed {
+            Target::Later(vec![Wish::Hash(partition + 8); ids.len()])
+        } else {
+            Target::Partition(partition)
+        };
+        made.push(batch_group(dest, target, &ids));
+    }
+    model.batches.push(rows);
+    world.lanes.submit(world.now, &world.table, made);
+}
+
+fn send(world: &mut World, model: &mut Model) -> bool {
+    let Some(send) = world.next() else { return false };
+    for id in ids(&send.relay) {
+        assert!(!model.acked.contains(&id), "{id} was acked and goes again");
+    }
+    model.outstanding.push(send);
+    true
+}
+
+fn answer(world: &mut World, model: &mut Model, which: u8, how: u8, appended: bool) {
+    if model.outstanding.is_empty() {
+        return;
+    }
+    let send = model.outstanding.remove(usize::from(which) % model.outstanding.len());
+    let failure = match how {
+        0..=3 => {
+            let offset = model.append(&send);
+            model.acked.extend(ids(&send.relay));
+            let acked = world.ack(send.lane, offset);
+            assert_eq!(acked.lost_tail, None, "its log only grows");
+            return;
+        }
+        4 => Failure::TimedOut,
+        5 => Failure::Lost,
+        6 => Failure::Refused(58),
+        _ => Failure::Refused(20),
+    };
+    if appended && how <= 5 {
+        model.append(&send);
+    }
+    if how == 7 {
+        world.table.at_mut(send.dest).facts = None;
+    }
+    world.fail(send.lane, failure);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn order_barrier_and_memory_hold_under_any_answers(
+        steps in proptest::collection::vec(step(), 1..120),
+        concurrent in 1..6usize,
+    ) {
+        let settings = LaneSettings { concurrent, most_together: 600, ..settings() };
+        let mut world = World::new(settings);
+        let mut model = Model::default();
+        for step in steps {
+            match step {
+                Step::Submit(groups) => submit(&mut world, &mut model, &groups),
+                Step::Send => drop(send(&mut world, &mut model)),
+                Step::Answer(which, how, appended) => {
+                    answer(&mut world, &mut model, which, how, appended);
+                }
+                Step::Wait(millis) => world.wait(Duration::from_millis(u64::from(millis))),
+                Step::Resolve(dest) => resolve(&mut world, DestId(u32::from(dest))),
+            }
+            model.check(&world.lanes, settings);
+            model.check_order();
+        }
+        // The cluster gets well: everything arrives, and nothing is left.
+        for dest in [A, B, C] {
+            resolve(&mut world, dest);
+        }
+        let mut turns = 0;
+        while !world.lanes.is_empty() {
+            while send(&mut world, &mut model) {}
+            model.check(&world.lanes, settings);
+            if model.outstanding.is_empty() {
+                let at = world.lanes.wake_at().expect("something is due");
+                prop_assert!(at > world.now);
+                world.now = at;
+            }
+            answer(&mut world, &mut model, 0, 0, true);
+            turns += 1;
+            prop_assert!(turns < 10_000, "it does not come to an end");
+        }
+        model.check_order();
+        prop_assert_eq!(world.lanes.complete() as usize, model.batches.len());
+        prop_assert_eq!((world.lanes.bytes(), world.lanes.outstanding()), (0, 0));
+        let rows = model.batches.iter().map(Vec::len).sum::<usize>();
+        prop_assert_eq!(model.acked.len(), rows);
+    }
+}
+
+fn resolve(world: &mut World, dest: DestId) {
+    world.table.at_mut(dest).facts = facts(4);
+    world.lanes.resolved(world.now, &world.table, dest);
+}

@@ -1,0 +1,68 @@
+//! Text as a JSON string.
+
+/// Appends `text` as a JSON string. A sequence that is not UTF-8 (possible only where the
+/// database's encoding is `SQL_ASCII`) becomes U+FFFD, so the result is always valid JSON.
+pub fn json_string(out: &mut Vec<u8>, text: &[u8]) {
+    out.reserve(text.len().saturating_add(2));
+    out.push(b'"');
+    inside(out, text);
+    out.push(b'"');
+}
+
+/// What stands between the quotes.
+pub(super) fn inside(out: &mut Vec<u8>, text: &[u8]) {
+    if std::str::from_utf8(text).is_ok() {
+        return escaped(out, text);
+    }
+    for chunk in text.utf8_chunks() {
+        escaped(out, chunk.valid().as_bytes());
+        if !chunk.invalid().is_empty() {
+            out.extend_from_slice("\u{fffd}".as_bytes());
+        }
+    }
+}
+
+/// Runs without special bytes are copied whole.
+fn escaped(out: &mut Vec<u8>, mut text: &[u8]) {
+    loop {
+        let Some((plain, rest)) = text.split_at_checked(special(text)) else { return };
+        out.extend_from_slice(plain);
+        let Some((byte, rest)) = rest.split_first() else { return };
+        match byte {
+            b'"' => out.extend_from_slice(b"\\\""),
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'\r' => out.extend_from_slice(b"\\r"),
+            b'\t' => out.extend_from_slice(b"\\t"),
+            8 => out.extend_from_slice(b"\\b"),
+            12 => out.extend_from_slice(b"\\f"),
+            byte => {
+                out.extend_from_slice(b"\\u00");
+                super::bytea::hex(out, *byte);
+            }
+        }
+        text = rest;
+    }
+}
+
+/// Place of the first byte that must be escaped, or the length: eight bytes at a time.
+fn special(text: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    // The high bit of a byte that is zero; above the first such byte it may be wrong.
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
+    let mut rest = text;
+    while let Some((chunk, after)) = rest.split_first_chunk::<8>() {
+        let word = u64::from_le_bytes(*chunk);
+        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
+        let quote = zero(word ^ (ONES * 0x22));
+        let found = control | quote | zero(word ^ (ONES * 0x5c));
+        if found != 0 {
+            break;
+        }
+        rest = after;
+    }
+    let plain = |byte: &u8| *byte >= 0x20 && *byte != b'"' && *byte != b'\\';
+    let tail = rest.iter().position(|byte| !plain(byte)).unwrap_or(rest.len());
+    text.len().saturating_sub(rest.len()).saturating_add(tail)
+}

@@ -1,0 +1,188 @@
+//! From rows to messages in the outlet's batch (R1 to R6, A1, P4).
+//!
+//! A row is routed, then written straight into the record that will be sent; nothing is copied
+//! and nothing is allocated for it. What a relation version makes of the routing is worked out
+//! once and kept by its number.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::config::CapturePlan;
+use crate::fanout::admission::Reason;
+use crate::fanout::destinations::DestId;
+use crate::fanout::outlet::{Outlet, Written};
+use crate::fanout::route::{BoundRoute, Columns, KeyChoice, RouteError, Routed};
+use crate::ingest::postgres_cdc::ids::cdc_id;
+use crate::ingest::postgres_cdc::position::Timelines;
+use crate::ingest::postgres_cdc::{
+    Envelope, EnvelopeError, EnvelopeOptions, Relation, Rendered, Row, TxHead,
+};
+use crate::pg_wire::Lsn;
+use crate::pg_wire::pgoutput::Column;
+
+/// Relation versions whose routes are kept (I5); beyond that they are worked out anew.
+const MAX_BOUND: usize = 65_536;
+
+/// The outlet and how rows get into it.
+pub(super) struct Sink {
+    pub outlet: Outlet,
+    envelope: Envelope,
+    bound: HashMap<u32, BoundRoute>,
+    /// UPDATE or DELETE is captured.
+    wants_rows_named: bool,
+    /// Rows of the transaction with this final LSN are passed over.
+    pub given_up: Option<Lsn>,
+    /// The last row that was taken: its transaction and its number.
+    pub last: Option<(TxHead, u64)>,
+    /// Rows without a payload, by `payload_column`: Iggy takes no empty message.
+    pub without_payload: u64,
+    /// Values that went out as the server's text because they lack the form of their type.
+    pub odd_values: u64,
+    /// Of the ids: which log the commit positions are from.
+    pub system_id: u64,
+    pub timelines: Timelines,
+}
+
+/// Why a row cannot be taken. The capture stops: an operator has to decide.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RowError {
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Envelope(#[from] EnvelopeError),
+}
+
+impl Sink {
+    pub fn new(plan: &Arc<CapturePlan>) -> Sink {
+        let envelope = EnvelopeOptions {
+            form: plan.envelope.clone(),
+            include_metadata: plan.include_metadata,
+            numeric_as_string: plan.numeric_as_string,
+        };
+        Sink {
+            outlet: Outlet::new(plan.clone()),
+            envelope: Envelope::new(envelope),
+            bound: HashMap::new(),
+            wants_rows_named: plan.operations.update || plan.operations.delete,
+            given_up: None,
+            last: None,
+            without_payload: 0,
+            odd_values: 0,
+            system_id: 0,
+            timelines: Timelines::only(0),
+        }
+    }
+
+    /// Takes a row in.
+    #[inline]
+    pub fn row(&mut self, row: &Row<'_, '_>) -> Result<(), RowError> {
+        if self.given_up == Some(row.tx.final_lsn) {
+            return Ok(());
+        }
+        self.last = Some((row.tx, row.ordinal));
+        if !self.bound.contains_key(&row.relation.version) {
+            self.bind(row.relation)?;
+        }
+        let Some(bound) = self.bound.get(&row.relation.version) else { return Ok(()) };
+        match self.outlet.route(bound, &RowText(row)) {
+            Routed::Destination(dest, choice) | Routed::Held(dest, choice, _) => {
+                self.write(row, dest, choice, None)
+            }
+            Routed::Unmatched(dest) => {
+                let choice = self.outlet.any_partition(dest);
+                self.write(row, dest, choice, None)
+            }
+            Routed::DeadLetter(dest, reason) => {
+                let choice = self.outlet.any_partition(dest);
+                self.write(row, dest, choice, Some(reason))
+            }
+            Routed::Dropped(_) => Ok(()),
+        }
+    }
+
+    fn bind(&mut self, relation: &Relation) -> Result<(), RouteError> {
+        if self.bound.len() >= MAX_BOUND {
+            self.bound.clear();
+        }
+        let columns: Vec<(&str, bool)> =
+            relation.columns.iter().map(|column| (&*column.name, column.key)).collect();
+        let bound = self.outlet.bind(&relation.schema, &relation.name, &columns)?;
+        self.bound.insert(relation.version, bound);
+        if relation.names_no_row() && self.wants_rows_named {
+            self.outlet.tell(format!(
+                "replica_identity: {} has no primary key or replica identity any more: its UPDATE \
+                 and DELETE fail in the application or do not say which row; give it a key, or \
+                 ALTER TABLE ... REPLICA IDENTITY FULL",
+                relation.table
+            ));
+        }
+        Ok(())
+    }
+
+    /// Writes the row's message.
+    fn write(
+        &mut self,
+        row: &Row<'_, '_>,
+        dest: DestId,
+        choice: KeyChoice,
+        dead: Option<Reason>,
+    ) -> Result<(), RowError> {
+        let Some(bound) = self.bound.get(&row.relation.version) else { return Ok(()) };
+        let timeline = self.timelines.of(row.tx.final_lsn);
+        let id = cdc_id(self.system_id, timeline, row.tx.final_lsn, row.ordinal);
+        let origin = u64::try_from(row.tx.commit_time_us).unwrap_or(0);
+        self.outlet.begin(dest, choice, id, origin);
+        match self.envelope.render(self.outlet.body(), row, bound.stripped()) {
+            Ok(Rendered::Payload { odd_values }) => self.odd_values += u64::from(odd_values),
+            Ok(Rendered::Nothing(_)) => {
+                self.outlet.forget();
+                self.without_payload += 1;
+                return Ok(());
+            }
+            Err(error) => {
+                self.outlet.forget();
+                return Err(error.into());
+            }
+        }
+        self.outlet.end_payload();
+        self.end(row, dead);
+        Ok(())
+    }
+
+    /// Headers, and what becomes of a message that fits no frame.
+    fn end(&mut self, row: &Row<'_, '_>, dead: Option<Reason>) {
+        let Some(bound) = self.bound.get(&row.relation.version) else { return };
+        self.envelope.headers(self.outlet.body(), row);
+        if let Some(reason) = dead {
+            self.outlet.dead_letter_headers(bound, &RowText(row), reason);
+        }
+        if let Written::DeadLetter(letters) = self.outlet.end() {
+            let choice = self.outlet.any_partition(letters);
+            let timeline = self.timelines.of(row.tx.final_lsn);
+            let id = cdc_id(self.system_id, timeline, row.tx.final_lsn, row.ordinal);
+            let origin = u64::try_from(row.tx.commit_time_us).unwrap_or(0);
+            self.outlet.begin(letters, choice, id, origin);
+            // The payload is what did not fit; Iggy takes no empty one.
+            self.outlet.body().extend_from_slice(b"null");
+            self.outlet.end_payload();
+            self.envelope.headers(self.outlet.body(), row);
+            self.outlet.dead_letter_headers(bound, &RowText(row), Reason::TooLarge);
+            // A few hundred bytes of headers fit any frame.
+            let _ = self.outlet.end();
+        }
+    }
+}
+
+/// A row as routing reads it.
+struct RowText<'r, 's, 'a>(&'r Row<'s, 'a>);
+
+impl Columns for RowText<'_, '_, '_> {
+    #[inline]
+    fn text(&self, index: usize) -> Option<&[u8]> {
+        match self.0.column(index)? {
+            Column::Text(text) => Some(text),
+            Column::Null | Column::Unchanged | Column::Binary(_) => None,
+        }
+    }
+}

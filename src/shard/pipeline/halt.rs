@@ -1,0 +1,60 @@
+//! How a feed stops moving by somebody's word, and begins again (O2, T2).
+
+use super::feed::{Ctx, Feed, Stage};
+use crate::shard::reason;
+
+impl Feed {
+    /// Reads and sends nothing more; a send that is out is awaited, its outcome stays known.
+    pub(super) fn rest(&mut self, ctx: &mut Ctx<'_>) {
+        if matches!(self.stage, Stage::Paused) {
+            return;
+        }
+        self.say(reason::PAUSED, "", ctx.now);
+        self.writer.clear_queue();
+        if self.writer.is_waiting() {
+            return;
+        }
+        self.clean |= matches!(self.stage, Stage::Streaming | Stage::Saving { .. })
+            && self.settle_until.is_none();
+        self.drop_buffers(ctx);
+        self.round += 1;
+        self.stage = Stage::Paused;
+    }
+
+    /// Begins again from the saved position, as after a start of the daemon (T2).
+    pub(super) fn begin_again(&mut self, ctx: &mut Ctx<'_>) {
+        if self.draining {
+            return;
+        }
+        self.bad = None;
+        self.divergence = None;
+        self.diverged_once = false;
+        self.backoff.reset();
+        self.say(reason::CONNECTING, "", ctx.now);
+        self.restart_resume(ctx);
+    }
+
+    /// Towards the end: what is outstanding is awaited, what is queued is not sent (O2).
+    pub(super) fn drain(&mut self, ctx: &mut Ctx<'_>) {
+        self.say(reason::DRAINING, "", ctx.now);
+        self.writer.clear_queue();
+        if self.writer.is_waiting() {
+            return;
+        }
+        self.drop_buffers(ctx);
+        if !self.started {
+            self.round += 1;
+            self.say(reason::DRAINED, "", ctx.now);
+            self.stage = Stage::Ended;
+            return;
+        }
+        // Clean only if every outcome is known: acked here, or untouched since a clean start.
+        let known = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
+        self.entry.clean_stop = (known || self.clean) && self.settle_until.is_none();
+        self.round += 1;
+        self.save_first(ctx);
+        if let Stage::Saving { generation } = self.stage {
+            self.stage = Stage::Closing { generation };
+        }
+    }
+}

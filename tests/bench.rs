@@ -1,0 +1,119 @@
+//! `tidegate bench capture`: small runs of the real thing. What the figures are is nobody's
+//! business here, only that they are there, whole, and leave nothing behind.
+#![allow(clippy::disallowed_methods)] // files, processes and the clock
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{eventually, when};
+use tempfile::TempDir;
+use tidegate::cli::demo::process::{Process, Signal};
+
+/// A directory for temporary files that the server's user may enter.
+fn scratch() -> TempDir {
+    let dir = tempfile::Builder::new().prefix("tidegate-test-").tempdir().expect("a directory");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).expect("permissions");
+    dir
+}
+
+fn bench(dir: &TempDir, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["bench", "capture"]).args(arguments.split(' ')).env("TMPDIR", dir.path());
+    command
+}
+
+fn leftovers(dir: &TempDir) -> usize {
+    std::fs::read_dir(dir.path()).expect("a directory").count()
+}
+
+/// Runs it to its end: exit code, standard output, standard error.
+fn run(arguments: &str) -> (i32, String, String) {
+    let dir = scratch();
+    let output = bench(&dir, arguments).output().expect("the binary");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(leftovers(&dir), 0, "files are left behind");
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn both_sides_are_measured_and_the_report_is_the_documented_one() {
+    let (code, out, err) = run("--rows 3000 --runs 2 --latency 1 --sink null --json");
+    assert_eq!(code, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    let parts = ["machine", "options", "ours", "pg_recvlogical", "ratio", "runs"];
+    assert_eq!(keys(&report), parts);
+    assert_eq!(report["runs"], 2);
+    assert_eq!(report["options"]["rows"], 3_000);
+    assert_eq!(report["options"]["sink"], "null");
+    let figures = [
+        "cpu_seconds_per_million",
+        "p50_us",
+        "p99_us",
+        "rows_per_second",
+        "walsender_cpu_seconds_per_million",
+    ];
+    for side in ["ours", "pg_recvlogical"] {
+        assert_eq!(keys(&report[side]), figures);
+        for figure in figures.iter().filter(|figure| !figure.starts_with("walsender")) {
+            let value = report[side][figure].as_f64().expect("a number");
+            assert!(value > 0.0, "{side} {figure}: {report:#}");
+        }
+        let way = |figure: &str| report[side][figure].as_u64().expect("microseconds");
+        assert!(way("p50_us") <= way("p99_us"), "{report:#}");
+        // An order of magnitude above what a busy machine shows.
+        assert!(way("p50_us") < 5_000_000, "clocks or times differ: {report:#}");
+    }
+    assert_eq!(keys(&report["ratio"]), ["cpu", "rows_per_second"]);
+    assert!(report["machine"]["postgres"].as_str().is_some_and(|version| !version.is_empty()));
+}
+
+#[test]
+fn every_workload_arrives_whole() {
+    for workload in ["single", "giant", "full", "toast"] {
+        let (code, out, err) =
+            run(&format!("--workload {workload} --rows 2500 --runs 1 --latency 0"));
+        assert_eq!(code, 0, "{workload}: {out}{err}");
+        assert!(out.starts_with(&format!("{workload}: 2500 ")), "{out}");
+        assert!(out.contains("run 1: ") && out.contains("ratio: rows a second "), "{out}");
+        let line = out.lines().find(|line| line.starts_with("commit to ack, p50"));
+        assert!(line.is_some_and(|line| line.ends_with('-')), "no latency was measured: {out}");
+    }
+}
+
+#[test]
+fn an_interrupt_leaves_neither_processes_nor_files() {
+    let dir = scratch();
+    let command = bench(&dir, "--rows 3000 --runs 50 --latency 0");
+    let mut process = Process::spawn(command).expect("the binary");
+    let limit = Duration::from_secs(120);
+    eventually(limit, "the first run", || {
+        assert!(process.try_wait().is_none(), "{}", process.last_lines(20));
+        when(process.lines().iter().any(|line| line.starts_with("run 1: ")))
+    });
+    process.signal(Signal::Term);
+    let ended = process.wait(limit).expect("an end");
+    process.kill();
+    let words = process.last_lines(20);
+    assert_eq!(ended.status.code(), Some(1), "{words}");
+    assert!(words.contains("interrupted"), "{words}");
+    assert_eq!(leftovers(&dir), 0);
+}
+
+#[test]
+fn without_a_server_it_says_where_it_looked() {
+    let (code, out, _) = run("--pg-bin /nowhere --json");
+    assert_eq!(code, 1);
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    let message = report["error"]["message"].as_str().expect("text");
+    assert!(message.contains("no Postgres server in /nowhere"), "{message}");
+    assert!(message.contains("--pg-bin"), "{message}");
+}

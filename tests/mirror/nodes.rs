@@ -1,0 +1,312 @@
+//! A destination of several nodes: followers lag, refuse sends and point at each other.
+
+use super::*;
+use tidegate::loopback::faults::Op;
+
+pub const NODES: usize = 3;
+
+/// A plan that names these nodes of the destination.
+pub fn plan_to(nodes: &[usize]) -> MirrorPlan {
+    let west = ClusterPlan {
+        addresses: nodes.iter().map(|node| format!("10.0.0.{}:1", node + 1)).collect(),
+        settle: 10 * SECOND,
+        ..ClusterPlan::clone(&cluster("west"))
+    };
+    MirrorPlan { to: Arc::new(west), ..plan() }
+}
+
+/// Three nodes that hold a copied topic of `copied` messages, the daemon stopped in order or not.
+fn after_a_copy(nodes: &[usize], messages: u64, orderly: bool) -> World {
+    let mut w = World::new(plan_to(nodes));
+    w.cluster(NODES);
+    w.create(true, "orders", "events", 1);
+    w.create(false, "orders", "events", 1);
+    w.write(true, 0, 0, messages);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, messages));
+    w.run(2 * SECOND);
+    if orderly {
+        w.drain();
+        w.until("drained", |w| w.is_drained());
+        w.to_control.clear();
+    }
+    w.kill();
+    w
+}
+
+fn goes_on(w: &mut World, from: u64) {
+    w.write(true, 0, from, 5);
+    w.until("went on", |w| copied(w, 0, from + 5));
+    w.run(2 * SECOND);
+    w.assert_equal(1);
+    assert_eq!(w.read(false, 0).len() as u64, from + 5, "nothing twice");
+}
+
+#[test]
+fn a_lagging_follower_is_never_taken_for_a_lost_tail() {
+    for routes in [true, false] {
+        for orderly in [true, false] {
+            for (primary, lag) in [(1, 30), (2, 30), (2, 1), (1, 100)] {
+                let mut w = after_a_copy(&[0, 1, 2], 100, orderly);
+                let nodes = w.down.core.nodes();
+                nodes.set_primary(Some(primary));
+                nodes.set_routes(routes);
+                (0..NODES).for_each(|node| nodes.set_lag(node, lag));
+                w.start(1);
+                goes_on(&mut w, 100);
+                let resets = w.feed(0).counters.resets;
+                assert_eq!(resets, 0, "{routes} {orderly} {primary} {lag}: a tail was lost");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lagging_follower_is_not_believed_while_the_primary_is_away() {
+    let mut w = after_a_copy(&[0, 1, 2], 100, false);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(false);
+    nodes.set_primary(Some(2));
+    (0..NODES).for_each(|node| nodes.set_lag(node, 20));
+    w.reach_node(2, false);
+    w.write(true, 0, 100, 5);
+    w.start(1);
+    w.run(8 * SECOND);
+    assert_eq!(w.feed(0).counters.resets, 0);
+    w.reach_node(2, true);
+    w.until("went on", |w| copied(w, 0, 105));
+    w.assert_equal(1);
+    assert_eq!((w.read(false, 0).len(), w.feed(0).counters.resets), (105, 0));
+}
+
+#[test]
+fn followers_that_were_believed_for_long_cost_no_message() {
+    let mut w = after_a_copy(&[0, 1, 2], 100, false);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(false);
+    nodes.set_primary(Some(2));
+    (0..NODES).for_each(|node| nodes.set_lag(node, 20));
+    w.reach_node(2, false);
+    w.start(1);
+    // A majority shows a lower end for longer than anything may be on its way.
+    w.until("believed", |w| w.feed(0).counters.resets == 1);
+    w.until("refused", |w| w.feed(0).condition.reason == "not_accepted");
+    w.run(30 * SECOND);
+    w.reach_node(2, true);
+    goes_on(&mut w, 100);
+}
+
+#[test]
+fn a_tail_that_every_node_lost_is_sent_again() {
+    for routes in [true, false] {
+        let mut w = after_a_copy(&[0, 1, 2], 100, false);
+        w.down.core.nodes().set_routes(routes);
+        w.down.core.log("orders", "events", 0).unwrap().lose_tail(40);
+        w.start(1);
+        w.until("sent again", |w| w.feed(0).counters.resets == 1 && copied(w, 0, 100));
+        w.assert_equal(1);
+    }
+}
+
+#[test]
+fn a_minority_says_nothing() {
+    let mut w = after_a_copy(&[0, 1, 2], 100, true);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(false);
+    (0..NODES).for_each(|node| nodes.set_lag(node, 50));
+    nodes.set_primary(Some(2));
+    w.reach_node(1, false);
+    w.reach_node(2, false);
+    w.start(1);
+    w.run(100 * SECOND);
+    let feed = w.feed(0);
+    assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
+    assert!(feed.condition.detail.contains("1 nodes say"), "{}", feed.condition.detail);
+    assert_eq!((feed.counters.resets, feed.position), (0, 100));
+    w.reach_node(2, true);
+    goes_on(&mut w, 100);
+}
+
+#[test]
+fn refused_sends_walk_to_the_node_that_takes_them() {
+    for primary in [1, 2] {
+        let mut w = World::new(plan_to(&[0, 1, 2]));
+        w.cluster(NODES);
+        w.create(true, "orders", "events", 1);
+        w.create(false, "orders", "events", 1);
+        w.down.core.nodes().set_routes(false);
+        w.down.core.nodes().set_primary(Some(primary));
+        w.write(true, 0, 0, 10);
+        w.start(1);
+        w.until("refused", |w| w.feed(0).condition.reason == "not_accepted");
+        assert!(w.feed(0).condition.detail.contains("10.0.0.1:1"), "names the node");
+        let began = w.now;
+        w.until("copied", |w| copied(w, 0, 10));
+        let steps = primary as u64;
+        let took = w.now - began;
+        assert!((1500 * steps..3500 * steps).contains(&took), "{took} ms for {steps} steps");
+        w.run(SECOND);
+        assert_eq!(w.feed(0).condition.status, Status::Running);
+        w.assert_equal(1);
+        assert_eq!(w.connected_nodes(), [primary], "other nodes are left alone");
+    }
+}
+
+#[test]
+fn the_primary_moves_while_messages_flow() {
+    for routes in [true, false] {
+        let mut w = World::new(plan_to(&[0, 1, 2]));
+        w.cluster(NODES);
+        w.create(true, "orders", "events", 1);
+        w.create(false, "orders", "events", 1);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(routes);
+        (0..NODES).for_each(|node| nodes.set_lag(node, 7));
+        w.start(1);
+        let mut written = 0;
+        for next in [1, 2, 0, 2, 1] {
+            for _ in 0..20 {
+                w.write(true, 0, written, 3);
+                written += 3;
+                w.run(Duration::from_millis(13));
+            }
+            w.down.core.nodes().set_primary(None);
+            w.write(true, 0, written, 3);
+            written += 3;
+            w.run(Duration::from_millis(700));
+            w.down.core.nodes().set_primary(Some(next));
+            w.until("caught up", |w| copied(w, 0, written));
+        }
+        w.run(2 * SECOND);
+        w.assert_equal(1);
+        assert_eq!(w.read(false, 0).len() as u64, written);
+        assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0), "routes {routes}");
+    }
+}
+
+#[test]
+fn a_lost_ack_on_a_dying_primary_is_looked_up_on_the_next_one() {
+    for routes in [true, false] {
+        for fault in [Fault::DropReply, Fault::DropRequest] {
+            let mut w = after_a_copy(&[0, 1, 2], 100, true);
+            let nodes = w.down.core.nodes();
+            nodes.set_routes(routes);
+            (0..NODES).for_each(|node| nodes.set_lag(node, 12));
+            w.start(1);
+            w.run(2 * SECOND);
+            let sends = Scope { op: Op::Send, ..Scope::any() };
+            w.down.core.faults().set(fault, sends, Times::Next(1));
+            w.write(true, 0, 100, 12);
+            w.run(SECOND);
+            w.reach_node(0, false);
+            w.down.core.nodes().set_primary(None);
+            w.run(5 * SECOND);
+            w.down.core.nodes().set_primary(Some(2));
+            w.until("looked up", |w| copied(w, 0, 112));
+            w.assert_equal(1);
+            assert_eq!(w.read(false, 0).len(), 112, "{fault:?}, routes {routes}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_send_is_not_repeated_to_a_node_that_knows_more_by_then() {
+    for (next, later) in [(1, 0), (2, 0), (1, 1100), (2, 1100), (1, 2300), (2, 2300)] {
+        let mut w = after_a_copy(&[0, 1, 2], 100, true);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(false);
+        (0..NODES).for_each(|node| nodes.set_lag(node, 12));
+        w.start(1);
+        w.run(2 * SECOND);
+        let sends = Scope { op: Op::Send, ..Scope::any() };
+        w.down.core.faults().set(Fault::DropReply, sends, Times::Next(1));
+        w.write(true, 0, 100, 12);
+        w.run(SECOND);
+        // The primary dies with an ack on its lips; the others do not show what it committed, and
+        // elect nobody for longer than `settle`.
+        w.reach_node(0, false);
+        w.down.core.nodes().set_primary(None);
+        w.until("refused", |w| w.feed(0).condition.reason == "not_accepted");
+        w.run(Duration::from_millis(later));
+        w.down.core.nodes().set_primary(Some(next));
+        w.until("looked up", |w| copied(w, 0, 112));
+        w.assert_equal(1);
+        assert_eq!(w.read(false, 0).len(), 112, "next {next}, {later} ms later");
+    }
+}
+
+#[test]
+fn nodes_that_point_at_each_other_end_after_three_hops_with_both_named_h08() {
+    let mut w = World::new(plan_to(&[0, 1]));
+    w.cluster(2);
+    w.create(true, "orders", "events", 1);
+    w.create(false, "orders", "events", 1);
+    w.down.core.nodes().set_named(0, Some(1));
+    w.down.core.nodes().set_named(1, Some(0));
+    w.write(true, 0, 0, 10);
+    w.start(1);
+    w.until("given up", |w| w.feed(0).condition.reason == "not_accepted");
+    let detail = w.feed(0).condition.detail;
+    assert!(detail.contains("10.0.0.1:1") && detail.contains("10.0.0.2:1"), "{detail}");
+    assert!(detail.contains("after 3 moves"), "{detail}");
+    assert_eq!(w.asked().primaries, 4, "each stop asks once");
+    w.down.core.nodes().set_named(0, None);
+    w.down.core.nodes().set_named(1, None);
+    w.until("copied", |w| copied(w, 0, 10));
+    w.assert_equal(1);
+}
+
+#[test]
+fn an_advertised_address_that_leads_nowhere_leaves_the_configured_ones_h08() {
+    for routes in [true, false] {
+        // Behind a translated network: what the nodes call themselves means nothing here.
+        let mut w = World::new(plan_to(&[0, 1]));
+        w.cluster(NODES);
+        w.create(true, "orders", "events", 1);
+        w.create(false, "orders", "events", 1);
+        let nodes = w.down.core.nodes();
+        (0..NODES).for_each(|node| nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090));
+        nodes.set_routes(routes);
+        nodes.set_primary(Some(1));
+        w.write(true, 0, 0, 10);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 10));
+        goes_on(&mut w, 10);
+    }
+}
+
+#[test]
+fn one_configured_address_is_enough_to_find_the_primary() {
+    for routes in [true, false] {
+        let mut w = World::new(plan_to(&[0]));
+        w.cluster(NODES);
+        w.create(true, "orders", "events", 1);
+        w.create(false, "orders", "events", 1);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(routes);
+        nodes.set_primary(Some(2));
+        w.write(true, 0, 0, 10);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 10));
+        w.run(SECOND);
+        assert_eq!(w.connected_nodes(), [2]);
+        // The node in use goes away for good.
+        w.reach_node(2, false);
+        w.down.core.nodes().set_primary(Some(0));
+        w.write(true, 0, 10, 5);
+        w.until("went on", |w| copied(w, 0, 15));
+        w.assert_equal(1);
+    }
+}
+
+#[test]
+fn one_server_is_asked_once_per_connection_for_its_nodes() {
+    let mut w = world(2);
+    w.write(true, 0, 0, 10);
+    w.start(2);
+    w.until("copied", |w| copied(w, 0, 10));
+    w.run(60 * SECOND);
+    let asked = w.asked();
+    assert_eq!(asked.rosters, 2, "one per connection to the destination");
+    assert_eq!(asked.primaries, 0);
+}
