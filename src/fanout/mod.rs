@@ -4,7 +4,7 @@
 //!
 //! Captures, in the order a row meets them: [`route`] and [`admission`] name its destination
 //! among the [`destinations`], [`partition`] its partition; [`group`] is the batch it is written
-//! into; [`lanes`] send what is closed, each destination partition in order, and say what is
+//! into and [`linger`] says when that is closed; [`lanes`] send what is closed, each destination partition in order, and say what is
 //! acked; [`ensure`] makes topics; [`breaker`] leaves failing ones alone. [`outlet`] holds them
 //! together: one per feed. [`explain`] tells what would become of a row.
 
@@ -19,6 +19,7 @@ pub mod failure;
 mod fixture;
 pub mod group;
 pub mod lanes;
+pub mod linger;
 pub mod outlet;
 pub mod partition;
 pub mod route;

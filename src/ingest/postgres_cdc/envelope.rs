@@ -9,13 +9,14 @@
 //! ```
 //! Field order is frozen. A column whose value is not known is left out, never written as null:
 //! an unchanged large value (named in `unchanged`), the rest of a row of which only the key is
-//! sent. Everything is appended in place; a row allocates nothing.
+//! sent. Everything is appended in place; a row allocates nothing, and what all rows of a
+//! transaction, table and operation have in common is written once and copied.
 
 mod column;
 #[cfg(test)]
 mod tests;
 
-use super::row::Row;
+use super::row::{Op, Row, TxHead};
 use crate::config::EnvelopePlan;
 use crate::iggy_wire::build::encode_typed;
 use crate::pg_wire::Lsn;
@@ -44,6 +45,17 @@ pub struct EnvelopeOptions {
 pub struct Envelope {
     options: EnvelopeOptions,
     values: ValueOptions,
+    common: Common,
+}
+
+/// What rows of one transaction, table and operation have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Common {
+    of: Option<(TxHead, u32, Op)>,
+    /// The start of a record up to its `data`.
+    head: Vec<u8>,
+    /// The user headers.
+    headers: Vec<u8>,
 }
 
 /// What was made of a row.
@@ -121,14 +133,14 @@ impl Envelope {
     /// Writes as configured.
     pub fn new(options: EnvelopeOptions) -> Envelope {
         let values = ValueOptions { numeric_as_string: options.numeric_as_string };
-        Envelope { options, values }
+        Envelope { options, values, common: Common::default() }
     }
 
     /// Appends the payload of a row without the columns of index `strip`. After an error `out` is
     /// as it was.
     #[inline]
     pub fn render(
-        &self,
+        &mut self,
         out: &mut Vec<u8>,
         row: &Row<'_, '_>,
         strip: &[usize],
@@ -145,28 +157,48 @@ impl Envelope {
 
     /// Appends the user headers of a row.
     #[inline]
-    pub fn headers(&self, out: &mut Vec<u8>, row: &Row<'_, '_>) {
-        let mut text = [0; 17];
-        encode_typed(out, "lsn", KIND_STRING, lsn_text(row.tx.final_lsn, &mut text));
-        encode_typed(out, "xid", KIND_UINT64, &u64::from(row.tx.xid).to_le_bytes());
-        let commit_ts = u64::try_from(row.tx.commit_time_us).unwrap_or(0);
-        encode_typed(out, "commit_ts", KIND_UINT64, &commit_ts.to_le_bytes());
-        encode_typed(out, "table", KIND_STRING, row.relation.table.as_bytes());
-        encode_typed(out, "op", KIND_STRING, row.op.letter().as_bytes());
+    pub fn headers(&mut self, out: &mut Vec<u8>, row: &Row<'_, '_>) {
+        self.look_at(row);
+        out.extend_from_slice(&self.common.headers);
     }
 
-    fn record(&self, out: &mut Vec<u8>, row: &Row<'_, '_>, strip: &[usize]) -> u32 {
-        out.push(b'{');
-        if self.options.include_metadata {
-            out.extend_from_slice(b"\"table_name\":");
-            out.extend_from_slice(&row.relation.table_json);
-            out.extend_from_slice(b",\"operation_type\":\"");
-            out.extend_from_slice(row.op.as_str().as_bytes());
-            out.extend_from_slice(b"\",\"timestamp\":\"");
-            put_timestamp(out, row.tx.commit_time_us);
-            out.extend_from_slice(b"\",");
+    /// Makes [`Common`] that of the row.
+    #[inline]
+    fn look_at(&mut self, row: &Row<'_, '_>) {
+        let of = Some((row.tx, row.relation.version, row.op));
+        if self.common.of != of {
+            self.write_common(row);
+            self.common.of = of;
         }
-        out.extend_from_slice(b"\"data\":");
+    }
+
+    fn write_common(&mut self, row: &Row<'_, '_>) {
+        let Common { head, headers, .. } = &mut self.common;
+        headers.clear();
+        let mut text = [0; 17];
+        encode_typed(headers, "lsn", KIND_STRING, lsn_text(row.tx.final_lsn, &mut text));
+        encode_typed(headers, "xid", KIND_UINT64, &u64::from(row.tx.xid).to_le_bytes());
+        let commit_ts = u64::try_from(row.tx.commit_time_us).unwrap_or(0);
+        encode_typed(headers, "commit_ts", KIND_UINT64, &commit_ts.to_le_bytes());
+        encode_typed(headers, "table", KIND_STRING, row.relation.table.as_bytes());
+        encode_typed(headers, "op", KIND_STRING, row.op.letter().as_bytes());
+        head.clear();
+        head.push(b'{');
+        if self.options.include_metadata {
+            head.extend_from_slice(b"\"table_name\":");
+            head.extend_from_slice(&row.relation.table_json);
+            head.extend_from_slice(b",\"operation_type\":\"");
+            head.extend_from_slice(row.op.as_str().as_bytes());
+            head.extend_from_slice(b"\",\"timestamp\":\"");
+            put_timestamp(head, row.tx.commit_time_us);
+            head.extend_from_slice(b"\",");
+        }
+        head.extend_from_slice(b"\"data\":");
+    }
+
+    fn record(&mut self, out: &mut Vec<u8>, row: &Row<'_, '_>, strip: &[usize]) -> u32 {
+        self.look_at(row);
+        out.extend_from_slice(&self.common.head);
         let mut written = Written::default();
         match row.new {
             Some(new) => written = self.object(out, row, new, Image::New, strip),

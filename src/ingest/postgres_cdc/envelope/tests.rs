@@ -58,7 +58,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn render(&self, envelope: &Envelope, strip: &[usize]) -> Result<String, NoPayload> {
+    fn render(&self, envelope: &mut Envelope, strip: &[usize]) -> Result<String, NoPayload> {
         let relations = relations(false);
         self.render_with(&relations, envelope, strip)
     }
@@ -77,7 +77,7 @@ impl Case<'_> {
     fn render_with(
         &self,
         relations: &Relations,
-        envelope: &Envelope,
+        envelope: &mut Envelope,
         strip: &[usize],
     ) -> Result<String, NoPayload> {
         let mut out = b"before".to_vec();
@@ -98,17 +98,17 @@ impl Case<'_> {
 fn a_record_has_its_fields_in_this_order() {
     let (new, old) =
         (full_row(), tuple(&[text("9"), Column::Null, text("b"), Column::Null, text("2")]));
-    let record = envelope(EnvelopePlan::Record);
+    let mut record = envelope(EnvelopePlan::Record);
     let insert = Case { op: Op::Insert, new: Some(&new), old: None };
     assert_eq!(
-        insert.render(&record, &[]).unwrap(),
+        insert.render(&mut record, &[]).unwrap(),
         "{\"table_name\":\"public.orders\",\"operation_type\":\"INSERT\",\
          \"timestamp\":\"2024-02-29T23:59:59.000001Z\",\
          \"data\":{\"id\":1,\"userName\":\"Ann \\\"A\\\"\",\"body\":\"long\",\"raw\":\"AP8=\",\
          \"doc\":{\"a\": 1}},\"old_data\":null}"
     );
     let update = Case { op: Op::Update, new: Some(&new), old: Some((OldKind::Full, &old)) };
-    let rendered = update.render(&record, &[]).unwrap();
+    let rendered = update.render(&mut record, &[]).unwrap();
     assert!(rendered.contains("\"operation_type\":\"UPDATE\""), "{rendered}");
     assert!(
         rendered.ends_with(
@@ -118,7 +118,7 @@ fn a_record_has_its_fields_in_this_order() {
     );
     let truncate = Case { op: Op::Truncate, new: None, old: None };
     assert_eq!(
-        truncate.render(&record, &[]).unwrap(),
+        truncate.render(&mut record, &[]).unwrap(),
         "{\"table_name\":\"public.orders\",\"operation_type\":\"TRUNCATE\",\
          \"timestamp\":\"2024-02-29T23:59:59.000001Z\",\"data\":null,\"old_data\":null}"
     );
@@ -128,12 +128,12 @@ fn a_record_has_its_fields_in_this_order() {
 fn a_deleted_row_has_no_data_and_of_its_key_only_what_was_sent() {
     let key = tuple(&[text("1"), Column::Null, Column::Null, Column::Null, Column::Null]);
     let case = Case { op: Op::Delete, new: None, old: Some((OldKind::Key, &key)) };
-    let rendered = case.render(&envelope(EnvelopePlan::Record), &[]).unwrap();
+    let rendered = case.render(&mut envelope(EnvelopePlan::Record), &[]).unwrap();
     assert!(rendered.ends_with(",\"data\":null,\"old_data\":{\"id\":1}}"), "{rendered}");
-    assert_eq!(case.render(&envelope(EnvelopePlan::Flat), &[]).unwrap(), "{\"id\":1}");
+    assert_eq!(case.render(&mut envelope(EnvelopePlan::Flat), &[]).unwrap(), "{\"id\":1}");
     let full = full_row();
     let case = Case { op: Op::Delete, new: None, old: Some((OldKind::Full, &full)) };
-    let flat = case.render(&envelope(EnvelopePlan::Flat), &[]).unwrap();
+    let flat = case.render(&mut envelope(EnvelopePlan::Flat), &[]).unwrap();
     assert!(flat.contains("\"body\":\"long\"") && flat.contains("\"id\":1"), "{flat}");
 }
 
@@ -142,16 +142,16 @@ fn a_key_change_shows_the_old_key_alone() {
     let new = full_row();
     let key = tuple(&[text("9"), Column::Null, Column::Null, Column::Null, Column::Null]);
     let case = Case { op: Op::Update, new: Some(&new), old: Some((OldKind::Key, &key)) };
-    let rendered = case.render(&envelope(EnvelopePlan::Record), &[]).unwrap();
+    let rendered = case.render(&mut envelope(EnvelopePlan::Record), &[]).unwrap();
     assert!(rendered.ends_with(",\"old_data\":{\"id\":9}}"), "{rendered}");
 }
 
 #[test]
 fn an_unchanged_value_is_never_null_and_is_named() {
     let new = tuple(&[text("1"), text("u"), Column::Unchanged, Column::Null, Column::Unchanged]);
-    let record = envelope(EnvelopePlan::Record);
+    let mut record = envelope(EnvelopePlan::Record);
     let case = Case { op: Op::Update, new: Some(&new), old: None };
-    let rendered = case.render(&record, &[]).unwrap();
+    let rendered = case.render(&mut record, &[]).unwrap();
     assert!(
         rendered.ends_with(
             "\"data\":{\"id\":1,\"userName\":\"u\",\"raw\":null},\"old_data\":null,\
@@ -160,19 +160,19 @@ fn an_unchanged_value_is_never_null_and_is_named() {
         "{rendered}"
     );
     assert_eq!(
-        case.render(&envelope(EnvelopePlan::Flat), &[]).unwrap(),
+        case.render(&mut envelope(EnvelopePlan::Flat), &[]).unwrap(),
         "{\"id\":1,\"userName\":\"u\",\"raw\":null}"
     );
     let old = full_row();
     let full = Case { op: Op::Update, new: Some(&new), old: Some((OldKind::Full, &old)) };
-    let rendered = full.render(&record, &[]).unwrap();
+    let rendered = full.render(&mut record, &[]).unwrap();
     assert!(rendered.contains("\"data\":{\"id\":1,\"userName\":\"u\",\"body\":\"long\""));
     assert!(rendered.contains("\"raw\":null,\"doc\":{\"a\": 1}},\"old_data\""), "{rendered}");
     assert!(!rendered.contains("unchanged"), "{rendered}");
     // The key says nothing about other columns.
     let key = tuple(&[text("9"), Column::Null, Column::Null, Column::Null, Column::Null]);
     let keyed = Case { op: Op::Update, new: Some(&new), old: Some((OldKind::Key, &key)) };
-    let rendered = keyed.render(&record, &[]).unwrap();
+    let rendered = keyed.render(&mut record, &[]).unwrap();
     assert!(rendered.ends_with("\"unchanged\":[\"body\",\"doc\"]}"), "{rendered}");
 }
 
@@ -181,7 +181,7 @@ fn null_empty_and_absent_are_three_things() {
     let new = tuple(&[text("1"), text(""), Column::Null, text("\\x"), Column::Unchanged]);
     let case = Case { op: Op::Update, new: Some(&new), old: None };
     assert_eq!(
-        case.render(&envelope(EnvelopePlan::Flat), &[]).unwrap(),
+        case.render(&mut envelope(EnvelopePlan::Flat), &[]).unwrap(),
         "{\"id\":1,\"userName\":\"\",\"body\":null,\"raw\":\"\"}"
     );
 }
@@ -191,14 +191,14 @@ fn stripped_columns_leave_every_part() {
     let new = tuple(&[text("1"), text("u"), Column::Unchanged, Column::Null, Column::Unchanged]);
     let key = tuple(&[text("9"), Column::Null, Column::Null, Column::Null, Column::Null]);
     let case = Case { op: Op::Update, new: Some(&new), old: Some((OldKind::Key, &key)) };
-    let rendered = case.render(&envelope(EnvelopePlan::Record), &[0, 2]).unwrap();
+    let rendered = case.render(&mut envelope(EnvelopePlan::Record), &[0, 2]).unwrap();
     assert!(
         rendered.ends_with(
             "\"data\":{\"userName\":\"u\",\"raw\":null},\"old_data\":{},\"unchanged\":[\"doc\"]}"
         ),
         "{rendered}"
     );
-    let rendered = case.render(&envelope(EnvelopePlan::Flat), &[0, 1, 3]).unwrap();
+    let rendered = case.render(&mut envelope(EnvelopePlan::Flat), &[0, 1, 3]).unwrap();
     assert_eq!(rendered, "{}");
 }
 
@@ -206,12 +206,12 @@ fn stripped_columns_leave_every_part() {
 fn metadata_can_be_left_out_and_names_put_in_snake_case() {
     let new = full_row();
     let case = Case { op: Op::Insert, new: Some(&new), old: None };
-    let plain = Envelope::new(EnvelopeOptions {
+    let mut plain = Envelope::new(EnvelopeOptions {
         form: EnvelopePlan::Record,
         include_metadata: false,
         numeric_as_string: false,
     });
-    let rendered = case.render_with(&relations(true), &plain, &[2, 3, 4]).unwrap();
+    let rendered = case.render_with(&relations(true), &mut plain, &[2, 3, 4]).unwrap();
     assert_eq!(rendered, "{\"data\":{\"id\":1,\"user_name\":\"Ann \\\"A\\\"\"},\"old_data\":null}");
 }
 
@@ -225,7 +225,7 @@ fn every_form_is_valid_json_for_every_shape_of_row() {
             for old in [None, Some((OldKind::Key, &holes)), Some((OldKind::Full, &old))] {
                 for strip in [&[][..], &[0], &[4], &[0, 1, 2, 3, 4]] {
                     let case = Case { op: Op::Update, new, old };
-                    let text = case.render(&envelope(form.clone()), strip).unwrap();
+                    let text = case.render(&mut envelope(form.clone()), strip).unwrap();
                     let json = serde_json::from_str::<serde_json::Value>(&text);
                     assert!(json.is_ok_and(|json| json.is_object()), "{text}");
                 }
@@ -259,7 +259,7 @@ fn column(name: &str, format: PayloadFormat) -> Envelope {
     envelope(EnvelopePlan::Column { column: name.to_owned(), format })
 }
 
-fn payload(envelope: &Envelope, case: &Case<'_>) -> Result<Vec<u8>, String> {
+fn payload(envelope: &mut Envelope, case: &Case<'_>) -> Result<Vec<u8>, String> {
     let relations = relations(false);
     let mut out = Vec::new();
     match envelope.render(&mut out, &case.row(&relations), &[]) {

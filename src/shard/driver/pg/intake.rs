@@ -106,6 +106,11 @@ impl Intake {
         self.buffer.is_empty()
     }
 
+    /// True when the last read left no room in the buffer: more may wait at the socket.
+    pub fn is_filled(&self) -> bool {
+        self.buffer.len() == self.buffer.capacity()
+    }
+
     /// The buffer to read into, with room for a message of `need` bytes in front. It comes back
     /// with [`Intake::put_back`].
     pub fn lend(&mut self, need: usize) -> BytesMut {

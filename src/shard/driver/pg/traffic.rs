@@ -117,6 +117,7 @@ async fn read_all(shared: &Shared, stream: &mut impl AsyncReadRent, intake: Inta
     let mut source = Source::new(stream, intake);
     let mut coalescer = Coalescer::default();
     let mut pause_until: Option<Instant> = None;
+    let begun = Instant::now();
     while !shared.is_ending() {
         let outcome = match shared.digest(&mut source.intake) {
             Ok(Wants::Grant) => {
@@ -136,8 +137,9 @@ async fn read_all(shared: &Shared, stream: &mut impl AsyncReadRent, intake: Inta
                 shared.waits_since(None);
                 if let (Ok(bytes), true) = (&outcome, shared.is_copying()) {
                     let now = Instant::now();
-                    pause_until =
-                        coalescer.after_read(now - asked_at, *bytes).map(|pause| now + pause);
+                    let filled = source.intake.is_filled();
+                    let pause = coalescer.after_read(now - begun, *bytes, filled);
+                    pause_until = pause.map(|pause| now + pause);
                 }
                 outcome
             }

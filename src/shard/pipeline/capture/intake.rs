@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::sink::RowError;
 use super::{Capture, Stage};
+use crate::fanout::linger::{Linger, Open};
 use crate::ingest::postgres_cdc::{Item, Spill, Stream, StreamError};
 use crate::pg_wire::frame::Messages;
 use crate::shard::event::{Command, PgCommand, ToControl};
@@ -41,6 +42,7 @@ pub(super) struct Intake {
     deferred: Option<Spill>,
     /// Size of the batch under construction when room was last looked for.
     looked_at: usize,
+    linger: Linger,
     /// Size of a message that is larger than a read.
     large: Option<u32>,
     slot: Slot,
@@ -122,7 +124,19 @@ impl Capture {
                 break;
             }
         }
-        self.submit(ctx);
+    }
+
+    /// Closes the batch under construction if it is time to.
+    pub(super) fn close_on_time(&mut self, ctx: &mut Ctx<'_>) {
+        let has_messages = self.sink.outlet.open_messages() > 0;
+        if !has_messages && !self.progress.is_behind(self.sink.last) {
+            return;
+        }
+        let is_busy = self.sink.outlet.in_flight() > 0;
+        match self.intake.linger.until(ctx.now.mono, Open { has_messages, is_busy }) {
+            Some(until) => self.wake(Some(until)),
+            None => self.submit(ctx),
+        }
     }
 
     /// The chunk to go on with, unless something comes before it.
@@ -178,7 +192,6 @@ impl Capture {
                 Err(trouble) => return self.stream_failed(ctx, trouble),
             }
         }
-        self.submit(ctx);
     }
 
     /// One message of the server.
@@ -267,6 +280,7 @@ impl Capture {
             return;
         }
         self.intake.looked_at = 0;
+        self.intake.linger.closed(ctx.now.mono, self.sink.outlet.open_bytes());
         let batch = self.sink.outlet.close(ctx.now.mono);
         self.progress.submitted(ctx.now.mono, batch, last, messages);
     }

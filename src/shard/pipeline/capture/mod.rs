@@ -160,6 +160,7 @@ impl Capture {
             return;
         }
         self.read_on(ctx);
+        self.close_on_time(ctx);
         self.send_on(ctx);
         self.advance(ctx);
         self.account(ctx);

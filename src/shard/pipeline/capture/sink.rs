@@ -28,7 +28,9 @@ const MAX_BOUND: usize = 65_536;
 pub(super) struct Sink {
     pub outlet: Outlet,
     envelope: Envelope,
-    bound: HashMap<u32, BoundRoute>,
+    bound: HashMap<u32, Arc<BoundRoute>>,
+    /// Of the relation version that came last.
+    current: Option<(u32, Arc<BoundRoute>)>,
     /// UPDATE or DELETE is captured.
     wants_rows_named: bool,
     /// Rows of the transaction with this final LSN are passed over.
@@ -64,6 +66,7 @@ impl Sink {
             outlet: Outlet::new(plan.clone()),
             envelope: Envelope::new(envelope),
             bound: HashMap::new(),
+            current: None,
             wants_rows_named: plan.operations.update || plan.operations.delete,
             given_up: None,
             last: None,
@@ -81,10 +84,10 @@ impl Sink {
             return Ok(());
         }
         self.last = Some((row.tx, row.ordinal));
-        if !self.bound.contains_key(&row.relation.version) {
-            self.bind(row.relation)?;
+        if self.current.as_ref().is_none_or(|(version, _)| *version != row.relation.version) {
+            self.turn_to(row.relation)?;
         }
-        let Some(bound) = self.bound.get(&row.relation.version) else { return Ok(()) };
+        let Some((_, bound)) = &self.current else { return Ok(()) };
         match self.outlet.route(bound, &RowText(row)) {
             Routed::Destination(dest, choice) | Routed::Held(dest, choice, _) => {
                 self.write(row, dest, choice, None)
@@ -101,14 +104,25 @@ impl Sink {
         }
     }
 
-    fn bind(&mut self, relation: &Relation) -> Result<(), RouteError> {
+    /// Makes this relation version the current one.
+    fn turn_to(&mut self, relation: &Relation) -> Result<(), RouteError> {
+        let bound = match self.bound.get(&relation.version) {
+            Some(bound) => bound.clone(),
+            None => self.bind(relation)?,
+        };
+        self.current = Some((relation.version, bound));
+        Ok(())
+    }
+
+    fn bind(&mut self, relation: &Relation) -> Result<Arc<BoundRoute>, RouteError> {
         if self.bound.len() >= MAX_BOUND {
             self.bound.clear();
         }
         let columns: Vec<(&str, bool)> =
             relation.columns.iter().map(|column| (&*column.name, column.key)).collect();
         let bound = self.outlet.bind(&relation.schema, &relation.name, &columns)?;
-        self.bound.insert(relation.version, bound);
+        let bound = Arc::new(bound);
+        self.bound.insert(relation.version, bound.clone());
         if relation.names_no_row() && self.wants_rows_named {
             self.outlet.tell(format!(
                 "replica_identity: {} has no primary key or replica identity any more: its UPDATE \
@@ -117,7 +131,7 @@ impl Sink {
                 relation.table
             ));
         }
-        Ok(())
+        Ok(bound)
     }
 
     /// Writes the row's message.
@@ -128,7 +142,7 @@ impl Sink {
         choice: KeyChoice,
         dead: Option<Reason>,
     ) -> Result<(), RowError> {
-        let Some(bound) = self.bound.get(&row.relation.version) else { return Ok(()) };
+        let Some((_, bound)) = &self.current else { return Ok(()) };
         let timeline = self.timelines.of(row.tx.final_lsn);
         let id = cdc_id(self.system_id, timeline, row.tx.final_lsn, row.ordinal);
         let origin = u64::try_from(row.tx.commit_time_us).unwrap_or(0);
@@ -152,7 +166,7 @@ impl Sink {
 
     /// Headers, and what becomes of a message that fits no frame.
     fn end(&mut self, row: &Row<'_, '_>, dead: Option<Reason>) {
-        let Some(bound) = self.bound.get(&row.relation.version) else { return };
+        let Some((_, bound)) = &self.current else { return };
         self.envelope.headers(self.outlet.body(), row);
         if let Some(reason) = dead {
             self.outlet.dead_letter_headers(bound, &RowText(row), reason);

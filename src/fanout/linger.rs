@@ -1,0 +1,105 @@
+//! When to close the batch under construction (I2, P12).
+//!
+//! A row that finds everything acked goes out at once. While sends are out, and while full
+//! batches follow one another, rows gather for a few milliseconds: what would wait in a queue
+//! anyway waits in the batch, and one request carries hundreds of rows instead of a dozen.
+
+use std::time::Duration;
+
+use crate::time::Millis;
+
+/// Longest time that a batch stays open for more rows while sends are out,
+pub const LINGER: Duration = Duration::from_millis(4);
+/// and while large batches follow one another: each costs a send per destination and a save.
+pub const LINGER_LARGE: Duration = Duration::from_millis(10);
+/// A batch of this many bytes is a large one.
+pub const LARGE: usize = 64 * 1024;
+/// Large batches that are closed no further apart than this follow one another.
+pub const STREAK: Duration = Duration::from_millis(20);
+
+/// What is known of the batch under construction.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    /// Rows for some destination are in it; without, it only moves the position.
+    pub has_messages: bool,
+    /// Sends of earlier batches are out.
+    pub is_busy: bool,
+}
+
+/// Watches the batches of one feed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Linger {
+    /// Since when there has been something to close.
+    opened_at: Option<Millis>,
+    /// When the last large batch was closed, if no smaller one followed.
+    large_at: Option<Millis>,
+}
+
+impl Linger {
+    /// When to close what is there: `None` now, else not before this time unless sooner something
+    /// is acked or the batch is full.
+    pub fn until(&mut self, now: Millis, open: Open) -> Option<Millis> {
+        let opened_at = *self.opened_at.get_or_insert(now);
+        let follows = self.large_at.is_some_and(|at| now.since(at) <= STREAK);
+        let linger = match (follows, open.is_busy || !open.has_messages) {
+            (true, _) => LINGER_LARGE,
+            (false, true) => LINGER,
+            (false, false) => return None,
+        };
+        Some(opened_at + linger).filter(|until| now < *until)
+    }
+
+    /// It was closed with so many bytes.
+    pub fn closed(&mut self, now: Millis, bytes: usize) {
+        self.opened_at = None;
+        self.large_at = (bytes >= LARGE).then_some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: Open = Open { has_messages: true, is_busy: false };
+    const BUSY: Open = Open { is_busy: true, ..IDLE };
+
+    #[test]
+    fn a_row_that_finds_everything_acked_goes_at_once() {
+        let mut linger = Linger::default();
+        for at in (0..1_000).step_by(2) {
+            assert_eq!(linger.until(Millis(at), IDLE), None);
+            linger.closed(Millis(at), 300);
+        }
+    }
+
+    #[test]
+    fn while_sends_are_out_rows_gather_until_they_are_acked_or_the_time_is_over() {
+        let mut linger = Linger::default();
+        assert_eq!(linger.until(Millis(10), BUSY), Some(Millis(14)));
+        assert_eq!(linger.until(Millis(12), BUSY), Some(Millis(14)), "counted from the first row");
+        assert_eq!(linger.until(Millis(12), IDLE), None, "acked");
+        assert_eq!(linger.until(Millis(14), BUSY), None, "its time is over");
+        linger.closed(Millis(14), 300);
+        assert_eq!(linger.until(Millis(15), BUSY), Some(Millis(19)), "the next one begins anew");
+    }
+
+    #[test]
+    fn a_large_batch_alone_is_not_delayed_the_next_one_of_a_streak_is() {
+        let mut linger = Linger::default();
+        assert_eq!(linger.until(Millis(0), IDLE), None);
+        linger.closed(Millis(0), LARGE);
+        assert_eq!(linger.until(Millis(5), IDLE), Some(Millis(15)));
+        linger.closed(Millis(15), LARGE);
+        assert_eq!(linger.until(Millis(36), IDLE), None, "it came later");
+        linger.closed(Millis(36), LARGE - 1);
+        assert_eq!(linger.until(Millis(37), IDLE), None, "the last one was small");
+    }
+
+    #[test]
+    fn a_position_without_rows_is_in_no_hurry() {
+        let mut linger = Linger::default();
+        let open = Open { has_messages: false, is_busy: false };
+        assert_eq!(linger.until(Millis(3), open), Some(Millis(7)));
+        assert_eq!(linger.until(Millis(7), open), None);
+    }
+}
