@@ -150,7 +150,13 @@ impl Attempt<'_> {
         let (stream, fd) = transport::start_connect(self.target, &patience)?;
         self.shared.own_socket(Some(fd));
         match socket::finish_connect(&stream).await {
-            Ok(()) if !self.shared.is_ending() && !self.expired.get() => Ok(stream),
+            Ok(()) if !self.shared.is_ending() && !self.expired.get() => {
+                if self.shared.replication {
+                    // It only makes reading cheaper: what the kernel refuses is done without.
+                    let _ = transport::bound_window(fd);
+                }
+                Ok(stream)
+            }
             outcome => {
                 self.shared.own_socket(None);
                 socket::close(stream);

@@ -8,13 +8,13 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use monoio::net::TcpStream;
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::shard::driver::socket;
 
@@ -77,6 +77,44 @@ pub fn start_connect(to: &Target, patience: &Patience) -> io::Result<(TcpStream,
     socket::register(socket)
 }
 
+/// Round trips below this are those of one host or one rack.
+const NEAR: Duration = Duration::from_micros(500);
+/// Receive buffer of a stream from a near server, bytes; the kernel adds as much again for itself.
+const NEAR_BUFFER: usize = 64 * 1024;
+
+/// Bounds what the kernel holds for a stream that is read in pauses (P12), if the server is near.
+/// A server sends a packet per row; where the window is full, its kernel packs the rows of many
+/// sends into one large packet, which costs both sides less. Far servers need the window that the
+/// kernel finds by itself.
+pub fn bound_window(fd: RawFd) -> io::Result<()> {
+    if round_trip(fd)?.is_some_and(|time| time < NEAR) {
+        // SAFETY: the caller owns the descriptor, which outlives the borrow.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        SockRef::from(&fd).set_recv_buffer_size(NEAR_BUFFER)?;
+    }
+    Ok(())
+}
+
+/// The kernel's estimate of a TCP connection's round trip; `None` of another socket.
+fn round_trip(fd: RawFd) -> io::Result<Option<Duration>> {
+    // SAFETY: all-zero is a valid `tcp_info`, which consists of numbers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut size = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: `info` and `size` live through the call, and the kernel writes at most `size` bytes.
+    let code = unsafe {
+        let place = (&raw mut info).cast();
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, place, &raw mut size)
+    };
+    if code == 0 {
+        return Ok(Some(Duration::from_micros(info.tcpi_rtt.into())));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT) => Ok(None),
+        _ => Err(error),
+    }
+}
+
 /// Ends both directions behind what was written, without waiting. A wait in progress ends.
 pub fn hang_up(fd: RawFd) {
     // SAFETY: no pointers; the caller owns the descriptor.
@@ -111,11 +149,9 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::os::fd::{AsRawFd, BorrowedFd};
+    use std::os::fd::AsRawFd;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::UnixListener;
-
-    use socket2::SockRef;
 
     use super::*;
     use crate::shard::driver::runtime::{IoDriver, Runtimes};
@@ -149,6 +185,23 @@ mod tests {
             assert_eq!(socket.tcp_keepalive_retries().unwrap(), 4);
             assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(13)));
         });
+    }
+
+    #[test]
+    fn the_window_of_a_near_server_is_bounded() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        on_both_drivers(async || {
+            let (stream, fd) = start_connect(&Target::Tcp(address), &patience()).unwrap();
+            socket::finish_connect(&stream).await.unwrap();
+            assert!(round_trip(fd).unwrap().is_some_and(|time| time > Duration::ZERO));
+            bound_window(fd).unwrap();
+            // SAFETY: `stream` owns the descriptor and outlives the borrow.
+            let fd = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
+            assert_eq!(SockRef::from(&fd).recv_buffer_size().unwrap(), 2 * NEAR_BUFFER);
+        });
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(round_trip(unix.as_raw_fd()).unwrap(), None);
     }
 
     #[test]
