@@ -2,7 +2,9 @@
 //!
 //! Feeds mark themselves dirty; one save takes everything that is ready; what changes while it
 //! runs goes into the next. A *barrier* is a save that something waits for (a gap, a new epoch,
-//! the very first position) and starts at once; other saves keep `interval` apart (C2).
+//! the very first position) and starts at once; other saves keep `interval` apart (C2), and
+//! [`PACE`] times as long as the last one took: where nothing waits, a slow disk is not kept busy
+//! by saves that the next one replaces.
 //! I4: generations only grow, also over failed saves.
 
 use std::time::Duration;
@@ -16,10 +18,16 @@ pub const SAVE_RETRY_LONGEST: Duration = Duration::from_secs(30);
 /// First wait after a failed save.
 pub const SAVE_RETRY_FIRST: Duration = Duration::from_secs(1);
 
+/// From the start of one save to that of the next, in times that the first took: saves take at
+/// most an eighth of the time.
+pub const PACE: u32 = 8;
+
 /// The lane.
 #[derive(Debug)]
 pub struct Lane {
     interval: Duration,
+    /// How long the last save took.
+    took: Duration,
     generation: u64,
     durable: u64,
     dirty: bool,
@@ -54,6 +62,7 @@ impl Lane {
     pub fn new(interval: Duration, generation: u64) -> Lane {
         Lane {
             interval,
+            took: Duration::ZERO,
             generation,
             durable: generation,
             dirty: false,
@@ -113,7 +122,7 @@ impl Lane {
             return Some(at);
         }
         match self.last_start {
-            Some(last) if !self.urgent => Some(last + self.interval),
+            Some(last) if !self.urgent => Some(last + self.interval.max(self.took * PACE)),
             _ => Some(Millis(0)),
         }
     }
@@ -154,6 +163,7 @@ impl Lane {
                 self.durable
             );
             self.durable = generation;
+            self.took = self.last_start.map_or(Duration::ZERO, |start| now.since(start));
             self.backoff.reset();
             self.saves += 1;
             return Saved::Durable(saving.positions);
@@ -192,6 +202,22 @@ mod tests {
         assert!(!lane.reached(wanted));
         lane.finished(Millis(42), wanted, true, &mut rng);
         assert!(lane.reached(wanted));
+    }
+
+    #[test]
+    fn a_slow_disk_is_not_kept_busy_and_a_barrier_does_not_care() {
+        let (_, mut rng) = lane();
+        let mut lane = Lane::new(Duration::ZERO, 0);
+        lane.mark();
+        assert_eq!(lane.start(Millis(100), Vec::new), Some(1));
+        lane.finished(Millis(103), 1, true, &mut rng);
+        lane.mark();
+        assert_eq!(lane.due_at(), Some(Millis(124)));
+        lane.barrier();
+        assert_eq!(lane.start(Millis(104), Vec::new), Some(2));
+        lane.finished(Millis(104), 2, true, &mut rng);
+        lane.mark();
+        assert_eq!(lane.start(Millis(104), Vec::new), Some(3), "a fast one is used");
     }
 
     #[test]
