@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tidegate::config::{ClusterPlan, Credentials};
+use tidegate::config::{ClusterPlan, Credentials, Settle};
 use tidegate::iggy_wire::{PollFrom, Reply, Request};
 use tidegate::shard::driver::conn::{Conn, Dial};
 use tidegate::shard::driver::queue::EventQueue;
@@ -134,7 +134,7 @@ fn cluster(addresses: &[&str]) -> ClusterPlan {
         credentials: Credentials::Password { username: "iggy".into(), password: "iggy".into() },
         connect_timeout: Duration::from_secs(5),
         request_timeout: Duration::from_millis(200),
-        settle: Duration::from_secs(2),
+        settle: Settle::always(Duration::from_secs(2)),
         allow_untested_server: false,
     }
 }
