@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidegate::config::{
     ConfigErrors, Credentials, InitialOffset, OnBadRecord, OnCorruptState, OnDestinationLost,
     OnHistoryChanged, OnMissingUpstream, OnNonemptyDestination, OnOffsetExpired, Partitions, Plan,
-    SecretError, Secrets, Shards, load, load_without_credentials, parse,
+    SecretError, Secrets, Settle, Shards, load, load_without_credentials, parse,
 };
 
 /// The configuration block that introduces the mirror to its users.
@@ -117,7 +117,8 @@ fn the_documented_example_loads_with_every_default() {
     assert_eq!(east.addresses, ["10.0.0.1:8090"]);
     assert_eq!(east.connect_timeout, Duration::from_secs(5));
     assert_eq!(east.request_timeout, Duration::from_secs(10));
-    assert_eq!(east.settle, Duration::from_secs(2));
+    let (one, several) = (Duration::from_secs(2), Duration::from_secs(10));
+    assert_eq!(east.settle, Settle { configured: one, several });
     assert!(!east.allow_untested_server);
     let [source] = plan.sources.as_slice() else { panic!("one source") };
     assert_eq!(&*source.key, "orders");
@@ -201,9 +202,13 @@ to_topic = "t2"
     assert_eq!(plan.daemon.max_buffered_bytes, 64 << 20);
     assert_eq!(plan.daemon.log_format, Some(tidegate::config::LogFormat::Json));
     assert!(plan.admin.is_none());
-    assert_eq!(plan.clusters["a"].settle, Duration::from_secs(10), "several addresses");
+    assert_eq!(
+        plan.clusters["a"].settle,
+        Settle::always(Duration::from_secs(10)),
+        "several addresses"
+    );
     assert!(matches!(&plan.clusters["a"].credentials, Credentials::Token(t) if t == EAST));
-    assert_eq!(plan.clusters["b"].settle, Duration::from_millis(50));
+    assert_eq!(plan.clusters["b"].settle, Settle::always(Duration::from_millis(50)));
     let source = &plan.sources[0];
     assert_eq!(source.initial_offset, InitialOffset::At(u64::MAX));
     assert_eq!(source.partitions, Partitions::Balanced);

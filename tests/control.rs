@@ -54,7 +54,7 @@ fn cluster(key: &str, broker: &Control) -> Arc<ClusterPlan> {
         credentials: Credentials::Password { username, password },
         connect_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(2),
-        settle: Duration::from_millis(100),
+        settle: Settle::always(Duration::from_millis(100)),
         allow_untested_server: true,
     })
 }

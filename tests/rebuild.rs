@@ -228,6 +228,48 @@ fn a_copy_behind_older_messages_is_found_with_its_distance() {
 }
 
 #[test]
+fn the_end_is_read_where_it_is_certain_in_a_cluster_of_several_nodes() {
+    let test = "the_end_is_read_where_it_is_certain_in_a_cluster_of_several_nodes";
+    for (routes, configured) in [(true, 1), (false, 1), (true, 3), (false, 3)] {
+        let Some(brokers) = Loopbacks::with_nodes(test, 3) else { return };
+        let addresses: Vec<String> =
+            brokers.nodes.iter().map(|node| node.address().to_string()).collect();
+        let rig = Rig::new(&brokers.pair, 1);
+        let config = rig.config.clone().down_addresses(&addresses[..configured]);
+        let rig = Rig { config, ..rig };
+        brokers.down.nodes(|nodes| nodes.set_routes(routes));
+        rig.write_all(0..200);
+        let mut daemon = rig.start();
+        rig.catch_up(&mut daemon);
+        daemon.kill();
+        rig.lose_state();
+        brokers.down.nodes(|nodes| {
+            nodes.set_primary(Some(2));
+            (0..3).for_each(|node| nodes.set_lag(node, 30));
+        });
+        if !routes {
+            // The one that is left lags, and is a minority.
+            brokers.nodes[1].stop();
+            brokers.nodes[2].stop();
+            let ran = rig.rebuild(&["--yes"]).exits(4);
+            assert!(ran.err.contains("2 of 3 are a majority"), "{}", ran.err);
+            assert!(!rig.file().exists(), "nothing was written");
+            brokers.nodes[1].start().expect("its port");
+            brokers.nodes[2].start().expect("its port");
+        }
+        let report = rig.rebuild(&["--yes", "--json"]).exits(0).json();
+        let found = &report["partitions"][0];
+        let end = (&found["result"], &found["destination_end"], &found["position"]);
+        assert_eq!(end, (&"found".into(), &200.into(), &200.into()), "{routes} {configured}");
+        rig.write_all(200..240);
+        let mut daemon = rig.start();
+        rig.catch_up(&mut daemon);
+        daemon.stop();
+        rig.assert_exact();
+    }
+}
+
+#[test]
 fn an_unreadable_file_is_set_aside_by_a_rebuild_of_all_and_by_nothing_less() {
     let pair = Pair::start();
     let rig = Rig::copied(&pair, 2, 60);

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidegate::batch::FeedId;
-use tidegate::config::{ClusterPlan, Credentials, PostgresPlan};
+use tidegate::config::{ClusterPlan, Credentials, PostgresPlan, Settle};
 use tidegate::shard::driver::files::{FileFaults, StateDir};
 use tidegate::shard::driver::resolve::ResolverThread;
 use tidegate::shard::driver::runtime::{IoDriver, Runtimes};
@@ -82,7 +82,7 @@ impl Rig {
             credentials: Credentials::Token("t".into()),
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(5),
-            settle: Duration::from_secs(2),
+            settle: Settle::always(Duration::from_secs(2)),
             allow_untested_server: false,
         });
         let start = ShardStart {

@@ -75,6 +75,9 @@ pub(super) fn feed(source: &str, partition: u32, condition: Condition) -> FeedSn
         gaps: vec![Gap { first: 10, last: 19, found_at: START }],
         last_error: "connection lost".into(),
         epoch: 1,
+        upstream_node: Some("10.0.0.1:8090".into()),
+        downstream_node: None,
+        foreign_nodes: Vec::new(),
     }
 }
 

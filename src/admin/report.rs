@@ -158,6 +158,8 @@ struct FeedReport {
     recent_gaps: Vec<GapReport>,
     resets: u64,
     epoch: u64,
+    upstream_node: Option<String>,
+    downstream_node: Option<String>,
     history: Vec<ChangeReport>,
 }
 
@@ -320,6 +322,8 @@ fn feed_report(feed: &FeedView) -> FeedReport {
         recent_gaps: shown.gaps.iter().skip(older).map(GapReport::from).collect(),
         resets: shown.counters.resets,
         epoch: shown.epoch,
+        upstream_node: shown.upstream_node.as_deref().map(str::to_owned),
+        downstream_node: shown.downstream_node.as_deref().map(str::to_owned),
         history: feed.history.iter().map(ChangeReport::from).collect(),
     }
 }

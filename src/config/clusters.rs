@@ -83,6 +83,31 @@ pub(super) fn canonical_address(address: &str) -> String {
 const SETTLE_SINGLE: Duration = Duration::from_secs(2);
 const SETTLE_SEVERAL: Duration = Duration::from_secs(10);
 
+/// How long a request of a lost connection may still be appended (M6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settle {
+    /// As far as the configuration tells. Default 2 s for one address, 10 s for several.
+    pub configured: Duration,
+    /// Where the server says that it is one of several nodes. Default 10 s.
+    pub several: Duration,
+}
+
+impl Settle {
+    /// The same for every cluster.
+    pub fn always(time: Duration) -> Settle {
+        Settle { configured: time, several: time }
+    }
+
+    /// `several`: the server says that its cluster has more than one node.
+    pub fn among(self, several: bool) -> Duration {
+        if several { self.several } else { self.configured }
+    }
+}
+
+fn usual_settle(addresses: usize) -> Duration {
+    if addresses == 1 { SETTLE_SINGLE } else { SETTLE_SEVERAL }
+}
+
 const ADDRESS_EXAMPLE: &str = "\"host:port\", such as \"10.0.0.1:8090\"";
 /// Bound on the addresses of one cluster.
 const MOST_ADDRESSES: usize = 64;
@@ -104,14 +129,17 @@ fn read_cluster(key: &str, section: &Section<'_>) -> Option<ClusterPlan> {
     let settle = section.interval("settle");
     let allow_untested_server = section.boolean("allow_untested_server");
     let addresses = addresses?;
-    let usual_settle = if addresses.len() == 1 { SETTLE_SINGLE } else { SETTLE_SEVERAL };
+    let settle = Settle {
+        configured: settle.unwrap_or(usual_settle(addresses.len())),
+        several: settle.unwrap_or(SETTLE_SEVERAL),
+    };
     named.then_some(ClusterPlan {
         key: key.into(),
         addresses,
         credentials: credentials?,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
         request_timeout: request_timeout.unwrap_or(Duration::from_secs(10)),
-        settle: settle.unwrap_or(usual_settle),
+        settle,
         allow_untested_server: allow_untested_server.unwrap_or(false),
     })
 }

@@ -39,7 +39,7 @@ use reader::{Document, Words, words};
 
 pub use admin::{AdminToken, Listen};
 pub use capture_plan::*;
-pub use clusters::same_address;
+pub use clusters::{Settle, same_address};
 pub use daemon::check_log_level;
 pub use error::{ConfigError, ConfigErrors, Position};
 pub use load::{SystemSecrets, load, load_without_credentials};

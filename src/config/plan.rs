@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::admin::{AdminToken, Listen};
 use super::capture_plan::CapturePlan;
+use super::clusters::Settle;
 use super::error::ConfigError;
 use crate::batch::{SourceKey, TopicName};
 
@@ -86,9 +87,8 @@ pub struct ClusterPlan {
     pub connect_timeout: Duration,
     /// Bound on one request (M13). Default 10 s.
     pub request_timeout: Duration,
-    /// How long a request of a lost connection may still be appended (M6). Default 2 s for one
-    /// address, 10 s for several.
-    pub settle: Duration,
+    /// How long a request of a lost connection may still be appended (M6).
+    pub settle: Settle,
     /// Accept a server other than 0.9.x (M14).
     pub allow_untested_server: bool,
 }

@@ -274,8 +274,19 @@ fn sent(body: &[u8], partition: Option<u32>) -> Result<Option<u64>, WireError> {
     }
 }
 
+/// Most nodes of a cluster: connections are opened to them. No limit of the server's is known; its
+/// clusters have a handful.
+pub const MOST_NODES: usize = 64;
+
 fn cluster(body: &[u8]) -> Result<Vec<Node>, WireError> {
     let (cluster, _) = ClusterMetadataResponse::decode(body).map_err(cold("cluster metadata"))?;
+    if cluster.nodes.len() > MOST_NODES {
+        return Err(WireError::Invalid {
+            what: "cluster metadata",
+            seen: format!("{} nodes", cluster.nodes.len()),
+            expected: "at most 64 nodes",
+        });
+    }
     Ok(cluster.nodes.into_iter().map(node).collect())
 }
 
@@ -534,6 +545,29 @@ mod tests {
             let cut = decode(Expect::Primary, &header(OP_NON_REPLICATED), body.slice(..end));
             assert!(cut.is_err(), "cut at {end}");
         }
+    }
+
+    #[test]
+    fn a_cluster_of_more_nodes_than_any_has_is_refused() {
+        let node = |n: usize| ClusterNodeResponse {
+            name: format!("node-{n}"),
+            ip: "10.0.0.3".to_owned(),
+            tcp_port: 8090,
+            quic_port: 1,
+            http_port: 2,
+            websocket_port: 3,
+            role: 1,
+            status: 0,
+        };
+        let roster = |count: usize| {
+            let nodes = (0..count).map(node).collect();
+            let body = ClusterMetadataResponse { name: "c".to_owned(), nodes }.to_bytes();
+            decode(Expect::Cluster, &header(OP_NON_REPLICATED), body)
+        };
+        let Reply::Cluster(most) = roster(MOST_NODES).unwrap().unwrap() else { panic!("another") };
+        assert_eq!(most.len(), MOST_NODES);
+        let refused = roster(MOST_NODES + 1).unwrap_err();
+        assert!(refused.to_string().contains("saw 65 nodes, expected at most 64"), "{refused}");
     }
 
     #[test]

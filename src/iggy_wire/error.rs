@@ -68,6 +68,11 @@ impl ServerError {
         }
     }
 
+    /// Asked again, the server may answer: it is not that it does not know the question.
+    pub fn is_passing(self) -> bool {
+        self.is_not_accepted() || self.is_unknown_outcome() || self.is_unauthenticated()
+    }
+
     /// Done or not, nobody can say (57): look before doing it again.
     pub fn is_unknown_outcome(self) -> bool {
         self.code == 57

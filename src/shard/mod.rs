@@ -3,8 +3,9 @@
 //! [`pipeline`] decides and is pure; [`event`] is the language between it and [`driver`], which
 //! is the only code that touches the kernel; [`snapshot`] is what a shard publishes. [`rebuild`]
 //! reads a lost position back, for the command line; [`nodes`] tells the servers of a cluster
-//! apart.
+//! apart, [`ballot`] what they say together.
 
+pub mod ballot;
 pub mod driver;
 pub mod event;
 pub mod large_slot;

@@ -3,7 +3,9 @@
 //!
 //! An address only ever stands for one node, and a set of voters is either the configured
 //! addresses or the advertised ones, never a mixture: one node under two names would count twice.
-//! Advertised loopback addresses are believed only over a loopback connection; from elsewhere
+//! How many nodes there are is what the roster counts, whatever their addresses: nodes that share
+//! one, as behind a translated network, have one vote among them, and a majority stays that of
+//! all. Advertised loopback addresses are believed only over a loopback connection; from elsewhere
 //! they lead to another server, possibly to the other side of the mirror.
 
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +15,18 @@ use super::event::Place;
 use crate::config::same_address;
 use crate::iggy_wire::Node;
 
+/// Moves from node to node, each because of what the last one said, before whoever moves stays
+/// where it is (H08).
+pub const MOST_HOPS: u32 = 3;
+
 /// What is known of a cluster's nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     configured: Vec<Arc<str>>,
-    /// Those of the roster that can be dialled from here.
+    /// Those of the roster that can be dialled from here, each once.
     advertised: Vec<Arc<str>>,
+    /// Those that several nodes advertise.
+    shared: Vec<Arc<str>>,
     /// How many nodes there are.
     count: usize,
 }
@@ -28,8 +36,6 @@ pub struct Nodes {
 pub struct Voters {
     /// One address per node.
     pub addresses: Vec<Arc<str>>,
-    /// How many of them, and of nodes without a usable address, are a majority.
-    pub majority: usize,
     /// The addresses are the cluster's own words.
     pub is_advertised: bool,
 }
@@ -45,11 +51,18 @@ impl Nodes {
     /// What the roster says that came over the connection to `place`. An empty one says nothing:
     /// every configured address is a node then.
     pub fn new(configured: &[String], roster: &[Node], place: &Place) -> Nodes {
-        Nodes {
-            configured: configured.iter().map(|address| address.as_str().into()).collect(),
-            advertised: roster.iter().filter_map(|node| address_of(node, place)).collect(),
-            count: if roster.is_empty() { configured.len() } else { roster.len() },
+        let mut nodes = Nodes::default();
+        for address in configured {
+            nodes.configured.extend(once(&nodes.configured, address.as_str().into()));
         }
+        for address in roster.iter().filter_map(|node| address_of(node, place)) {
+            match once(&nodes.advertised, address.clone()) {
+                Some(new) => nodes.advertised.push(new),
+                None => nodes.shared.extend(once(&nodes.shared, address)),
+            }
+        }
+        nodes.count = if roster.is_empty() { nodes.configured.len() } else { roster.len() };
+        nodes
     }
 
     /// More than one node: a follower's answers may lag.
@@ -57,14 +70,33 @@ impl Nodes {
         self.count > 1
     }
 
-    /// Who is asked. The configured addresses if they are all nodes, else the advertised ones,
-    /// unless those cannot be reached.
-    pub fn voters(&self, reachable: bool) -> Voters {
-        let complete = self.configured.len() >= self.count;
-        let is_advertised = !complete && reachable && self.advertised.len() > 1;
-        let addresses = if is_advertised { &self.advertised } else { &self.configured };
-        let nodes = if is_advertised || complete { self.count } else { self.configured.len() };
-        Voters { addresses: addresses.clone(), majority: nodes / 2 + 1, is_advertised }
+    /// How many nodes have to answer before their word counts.
+    pub fn majority(&self) -> usize {
+        self.count / 2 + 1
+    }
+
+    /// Who is asked, and who is asked next where too few of those can be reached: the configured
+    /// addresses, first if they are all nodes, and the advertised ones. Neither if it is less than
+    /// a majority.
+    pub fn voters(&self) -> Vec<Voters> {
+        let configured = Voters { addresses: self.configured.clone(), is_advertised: false };
+        let advertised = Voters { addresses: self.advertised.clone(), is_advertised: true };
+        let mut all = vec![configured, advertised];
+        if self.configured.len() < self.count {
+            all.reverse();
+        }
+        all.retain(|voters| voters.addresses.len() >= self.majority());
+        all
+    }
+
+    /// Whether an address is advertised by several nodes: who is named by it is not known.
+    pub fn is_shared(&self, address: &str) -> bool {
+        self.shared.iter().any(|shared| same_address(shared, address))
+    }
+
+    /// Whether an address is the operator's word, not the cluster's.
+    pub fn is_configured(&self, address: &str) -> bool {
+        self.configured.iter().any(|known| same_address(known, address))
     }
 
     /// Where else a send may be tried, in order: configured addresses, then advertised ones that
@@ -72,12 +104,33 @@ impl Nodes {
     pub fn to_try(&self) -> Vec<Arc<str>> {
         let mut all = self.configured.clone();
         for address in &self.advertised {
-            if !all.iter().any(|known| same_address(known, address)) {
-                all.push(address.clone());
-            }
+            all.extend(once(&all, address.clone()));
         }
         all
     }
+
+    /// That too few nodes answered, and what to do where too few are configured.
+    pub fn too_few(&self, heard: usize, silent: &str) -> String {
+        let (count, majority, configured) = (self.count, self.majority(), self.configured.len());
+        let few = if configured < majority {
+            let advertised = self.advertised.len();
+            format!(
+                "; {configured} configured and {advertised} usable advertised addresses are \
+                 known: name every node in addresses"
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "{heard} nodes say where the destination ends, {majority} of {count} are a \
+             majority{few}{silent}"
+        )
+    }
+}
+
+/// The address, unless it is known.
+fn once(known: &[Arc<str>], address: Arc<str>) -> Option<Arc<str>> {
+    (!known.iter().any(|known| same_address(known, &address))).then_some(address)
 }
 
 /// The address at which a node can be dialled by whoever reached `place`.
@@ -142,22 +195,52 @@ mod tests {
         assert_eq!(address_of(&node("n2.internal", 9), &far).as_deref(), Some("n2.internal:9"));
     }
 
+    /// The sets that are asked: each by its first letter, and its addresses.
+    fn sets(nodes: &Nodes) -> Vec<(bool, Vec<String>)> {
+        let owned = |set: Voters| {
+            let addresses = set.addresses.iter().map(|address| address.to_string()).collect();
+            (set.is_advertised, addresses)
+        };
+        nodes.voters().into_iter().map(owned).collect()
+    }
+
+    fn set(is_advertised: bool, addresses: &[&str]) -> (bool, Vec<String>) {
+        (is_advertised, addresses.iter().map(|address| (*address).to_owned()).collect())
+    }
+
     #[test]
-    fn voters_are_never_mixed() {
+    fn voters_are_never_mixed_and_always_a_majority_of_all_nodes() {
         let three = [("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)];
+        let advertised = set(true, &["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
         let all = nodes(&["a:1", "b:1", "c:1"], &three);
+        assert_eq!(sets(&all), [set(false, &["a:1", "b:1", "c:1"]), advertised.clone()]);
         let some = nodes(&["a:1", "b:1"], &three);
-        let voters = all.voters(true);
-        assert_eq!(texts(&voters.addresses), ["a:1", "b:1", "c:1"]);
-        assert_eq!((voters.majority, voters.is_advertised), (2, false));
-        let voters = some.voters(true);
-        assert_eq!(texts(&voters.addresses), ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
-        assert_eq!((voters.majority, voters.is_advertised), (2, true));
-        let voters = some.voters(false);
-        assert_eq!(texts(&voters.addresses), ["a:1", "b:1"]);
-        assert_eq!((voters.majority, voters.is_advertised), (2, false));
+        assert_eq!(sets(&some), [advertised.clone(), set(false, &["a:1", "b:1"])]);
+        assert_eq!(sets(&nodes(&["a:1"], &three)), [advertised], "one of three says nothing");
+        for nodes in [&all, &some] {
+            assert_eq!(nodes.majority(), 2);
+        }
         let five = [("10.0.0.1", 1), ("10.0.0.2", 1), ("", 1), ("", 1), ("", 1)];
-        assert_eq!(nodes(&["a:1"], &five).voters(true).majority, 3, "of five, two in sight");
+        let five = nodes(&["a:1"], &five);
+        assert_eq!((five.majority(), sets(&five)), (3, vec![]), "of five, two in sight");
+        assert!(five.too_few(0, "").contains("3 of 5 are a majority; 1 configured and 2"));
+        assert!(!some.too_few(1, "").contains("name every node"));
+    }
+
+    #[test]
+    fn nodes_that_share_an_address_have_one_vote() {
+        let shared = [("10.0.0.1", 1), ("10.0.0.1", 1), ("10.0.0.1", 1)];
+        let one = nodes(&["a:1"], &shared);
+        assert_eq!((one.majority(), sets(&one)), (2, vec![]));
+        assert!(one.is_shared("10.0.0.1:1") && one.are_several());
+        let listed = nodes(&["a:1", "b:1"], &shared);
+        assert_eq!(sets(&listed), [set(false, &["a:1", "b:1"])]);
+        let two = nodes(&["a:1"], &[("n1", 1), ("N1.", 1), ("n2", 1)]);
+        assert_eq!(sets(&two), [set(true, &["n1:1", "n2:1"])]);
+        assert!(two.is_shared("n1:1") && !two.is_shared("n2:1"));
+        assert_eq!(texts(&two.to_try()), ["a:1", "n1:1", "n2:1"]);
+        let twice = nodes(&["a:1", "A.:1"], &[("n1", 1), ("n2", 1)]);
+        assert_eq!(sets(&twice), [set(true, &["n1:1", "n2:1"])], "one configured node");
     }
 
     #[test]

@@ -61,6 +61,10 @@ reasons! {
         "see whether the destination cluster has a leader; retried by itself";
     /// Nothing moved for `degraded_after`.
     STALLED = Degraded "stalled", "see the destination's load and the last error";
+    /// M14: what a cluster advertises leads elsewhere.
+    FOREIGN_NODE = Running "foreign_node",
+        "correct the address that the cluster's nodes advertise, or name every node in addresses; \
+         meanwhile the configured addresses are used";
     /// G6: partitions appeared that the buffers were not made for.
     BUFFERS_SHORT = Running "buffers_short",
         "raise max_buffered_bytes to the value named, or lower shards, and restart; until then the \

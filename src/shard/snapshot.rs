@@ -145,6 +145,15 @@ pub struct CaptureSnapshot {
     pub epoch: u64,
 }
 
+/// An address that a cluster advertises and that is not believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignNode {
+    /// `host:port`.
+    pub address: Arc<str>,
+    /// What was seen there.
+    pub why: String,
+}
+
 /// One feed at one moment.
 #[derive(Clone, Debug)]
 pub struct FeedSnapshot {
@@ -178,6 +187,12 @@ pub struct FeedSnapshot {
     pub last_error: Arc<str>,
     /// Epoch and sequence of the saved entry.
     pub epoch: u64,
+    /// Where the connection to upstream leads, `host:port` as dialled, while it is up.
+    pub upstream_node: Option<Arc<str>>,
+    /// The same of the destination: the node that is sent to.
+    pub downstream_node: Option<Arc<str>>,
+    /// Addresses that the destination's nodes name and that lead to another cluster.
+    pub foreign_nodes: Vec<ForeignNode>,
 }
 
 /// What the control thread found about a source, or one topic of it, that no feed can say: the

@@ -1,7 +1,7 @@
 //! A destination of three nodes over TCP: elections, lagging followers, nodes that go away.
 
-use super::support::Loopbacks;
-use super::{Rig, each, ready};
+use super::support::{Loopbacks, eventually, when};
+use super::{Rig, each, limit, ready, source, text};
 
 const NODES: usize = 3;
 
@@ -61,4 +61,37 @@ fn a_cluster_that_elects_and_lags_gets_every_message_once() {
         daemon.stop();
         rig.assert_exact();
     });
+}
+
+#[test]
+fn a_leader_that_leads_to_another_cluster_makes_nothing_there_m12() {
+    let test = "a_leader_that_leads_to_another_cluster_makes_nothing_there_m12";
+    let Some(brokers) = Loopbacks::with_nodes(test, NODES) else { return };
+    let addresses: Vec<String> =
+        brokers.nodes.iter().map(|node| node.address().to_string()).collect();
+    let rig = Rig::new(&brokers.pair, 2)
+        .with(|config| config.down_addresses(&addresses))
+        .with(|config| config.daemon("shards", 1));
+    // The third node leads everything and calls itself by an address of the upstream cluster.
+    let strange = brokers.up.address();
+    brokers.down.nodes(|nodes| {
+        nodes.advertise(2, &strange.ip().to_string(), strange.port());
+        nodes.set_leader(2);
+        nodes.set_primary(Some(2));
+    });
+    rig.write_all(0..100);
+    let mut daemon = rig.start();
+    rig.copied(&mut daemon);
+    let found = eventually(limit(), "a finding", || {
+        let source = source(&daemon, "mirror")?;
+        let mut findings = source["findings"].as_array()?.clone().into_iter();
+        findings.find(|finding| finding["reason"] == "foreign_node")
+    });
+    assert!(text(&found["detail"]).contains(&strange.to_string()), "{found}");
+    eventually(limit(), "the node that is sent to", || {
+        let source = source(&daemon, "mirror")?;
+        when((0..2).all(|feed| source["feeds"][feed]["downstream_node"] == addresses[2]))
+    });
+    daemon.stop();
+    rig.assert_exact();
 }

@@ -29,7 +29,7 @@ fn cluster(key: &str) -> Arc<ClusterPlan> {
         credentials: Credentials::Token("t".into()),
         connect_timeout: 5 * SECOND,
         request_timeout: 10 * SECOND,
-        settle: 2 * SECOND,
+        settle: Settle { configured: 2 * SECOND, several: 10 * SECOND },
         allow_untested_server: false,
     })
 }
@@ -740,6 +740,32 @@ fn large_messages_pass_one_at_a_time() {
     w.start(2);
     w.until("copied", |w| copied(w, 0, 8));
     w.assert_equal(2);
+}
+
+#[test]
+fn a_large_message_to_compare_takes_the_slot_while_it_is_the_last_one_and_no_longer() {
+    let mut w = world(1);
+    w.grant_large_slot = true;
+    let resume = |w: &mut World, messages: u64| {
+        w.until("copied", |w| copied(w, 0, messages));
+        w.run(2 * SECOND);
+        let before = w.wishes;
+        w.cut(false, true);
+        w.run(20 * SECOND);
+        assert_eq!(w.feed(0).condition.status, Status::Running);
+        w.wishes - before
+    };
+    w.write_sized(true, 0, &[100, 3 << 20]);
+    w.start(1);
+    assert_eq!(resume(&mut w, 2), 1, "it fits nowhere else");
+    w.write(true, 0, 2, 20);
+    assert_eq!(resume(&mut w, 22), 0, "twenty small ones stand behind it");
+    // Seen by no last message: one of the sixteen is large.
+    w.write_sized(true, 0, &[3 << 20, 5, 5]);
+    assert_eq!(resume(&mut w, 25), 1);
+    w.write(true, 0, 25, 20);
+    assert_eq!(resume(&mut w, 45), 0);
+    w.assert_equal(1);
 }
 
 #[test]

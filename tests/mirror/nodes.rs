@@ -9,7 +9,6 @@ pub const NODES: usize = 3;
 pub fn plan_to(nodes: &[usize]) -> MirrorPlan {
     let west = ClusterPlan {
         addresses: nodes.iter().map(|node| format!("10.0.0.{}:1", node + 1)).collect(),
-        settle: 10 * SECOND,
         ..ClusterPlan::clone(&cluster("west"))
     };
     MirrorPlan { to: Arc::new(west), ..plan() }
@@ -122,6 +121,7 @@ fn a_minority_says_nothing() {
     let feed = w.feed(0);
     assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
     assert!(feed.condition.detail.contains("1 nodes say"), "{}", feed.condition.detail);
+    assert!(feed.condition.detail.contains("2 of 3 are a majority"), "{}", feed.condition.detail);
     assert_eq!((feed.counters.resets, feed.position), (0, 100));
     w.reach_node(2, true);
     goes_on(&mut w, 100);
@@ -307,6 +307,280 @@ fn one_server_is_asked_once_per_connection_for_its_nodes() {
     w.until("copied", |w| copied(w, 0, 10));
     w.run(60 * SECOND);
     let asked = w.asked();
-    assert_eq!(asked.rosters, 2, "one per connection to the destination");
+    assert_eq!(asked.rosters, 4, "one per connection, two to either side");
     assert_eq!(asked.primaries, 0);
+}
+
+/// A feed that may not decide: it waits, and has forgotten nothing.
+fn assert_undecided(w: &mut World, words: &str) {
+    w.start(1);
+    w.run(100 * SECOND);
+    let feed = w.feed(0);
+    assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
+    assert!(feed.condition.detail.contains(words), "{}", feed.condition.detail);
+    assert_eq!((feed.counters.resets, feed.position), (0, 100));
+    assert_eq!(w.read(false, 0).len(), 100);
+}
+
+#[test]
+fn nodes_that_all_advertise_the_address_in_use_are_not_one_node() {
+    for routes in [true, false] {
+        for address in ["10.0.0.1", "0.0.0.0", "127.0.0.1"] {
+            // The primary calls itself what the lagging follower in use calls itself.
+            let mut w = after_a_copy(&[0], 100, true);
+            let nodes = w.down.core.nodes();
+            nodes.set_routes(routes);
+            nodes.set_primary(Some(2));
+            (0..NODES).for_each(|node| nodes.set_lag(node, 50));
+            (0..NODES).for_each(|node| nodes.advertise(node, address, 1));
+            assert_undecided(&mut w, "name every node in addresses");
+            // The operator does so.
+            w.kill();
+            w.plan = Arc::new(plan_to(&[0, 1, 2]));
+            w.start(1);
+            goes_on(&mut w, 100);
+            assert_eq!(w.feed(0).counters.resets, 0, "{routes} {address}");
+        }
+    }
+}
+
+#[test]
+fn two_nodes_that_share_an_address_have_one_vote() {
+    for routes in [true, false] {
+        let mut w = after_a_copy(&[0], 100, true);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(routes);
+        nodes.advertise(2, "10.0.0.2", 1);
+        nodes.set_primary(Some(1));
+        (0..NODES).for_each(|node| nodes.set_lag(node, 50));
+        w.start(1);
+        goes_on(&mut w, 100);
+        assert_eq!(w.feed(0).counters.resets, 0, "{routes}");
+        // Without that one the other is a minority, whatever is counted twice.
+        w.kill();
+        w.down.core.nodes().set_primary(Some(2));
+        w.reach_node(1, false);
+        w.start(1);
+        w.run(100 * SECOND);
+        let feed = w.feed(0);
+        assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
+        assert_eq!(feed.counters.resets, 0);
+    }
+}
+
+#[test]
+fn the_configured_addresses_alone_decide_nothing_unless_they_are_a_majority() {
+    for routes in [true, false] {
+        for (configured, words) in [(&[0][..], "name every node"), (&[0, 1], "1 nodes say")] {
+            // Behind a translated network, and what is left of the nodes lags.
+            let mut w = after_a_copy(configured, 100, true);
+            let nodes = w.down.core.nodes();
+            nodes.set_routes(routes);
+            for node in 0..NODES {
+                nodes.set_lag(node, 50);
+                nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090);
+            }
+            nodes.set_primary(Some(2));
+            w.reach_node(1, false);
+            assert_undecided(&mut w, words);
+            if configured.len() > 1 {
+                w.reach_node(1, true);
+                w.down.core.nodes().set_primary(Some(1));
+                goes_on(&mut w, 100);
+                assert_eq!(w.feed(0).counters.resets, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_leads_to_another_cluster_decides_nothing_m12() {
+    for routes in [true, false] {
+        for refill in [true, false] {
+            for renamed in [true, false] {
+                let mut plan = plan_to(&[0]);
+                if refill {
+                    plan.on_destination_lost = OnDestinationLost::Refill;
+                }
+                if renamed {
+                    // There is no topic of that name over there.
+                    plan.topics[0].downstream = TopicName::new("copy", "events");
+                }
+                let mut w = World::new(plan);
+                w.cluster(NODES);
+                w.create(true, "orders", "events", 1);
+                w.create(false, if renamed { "copy" } else { "orders" }, "events", 1);
+                w.write(true, 0, 0, 100);
+                w.start(1);
+                w.until("copied", |w| copied(w, 0, 100));
+                // The third node's address was given to a server of the upstream cluster.
+                w.strange = vec!["10.0.0.9:1".into()];
+                let nodes = w.down.core.nodes();
+                nodes.advertise(2, "10.0.0.9", 1);
+                nodes.set_routes(routes);
+                nodes.set_primary(Some(2));
+                (0..NODES).for_each(|node| nodes.set_lag(node, 50));
+                w.cut(false, true);
+                w.run(100 * SECOND);
+                let feed = w.feed(0);
+                assert_ne!(feed.condition.status, Status::Error, "{:?}", feed.condition);
+                let foreign: Vec<&str> = feed.foreign_nodes.iter().map(|n| &*n.address).collect();
+                assert_eq!(foreign, ["10.0.0.9:1"], "it is said");
+                assert!(feed.foreign_nodes[0].why.contains("shows"), "{:?}", feed.foreign_nodes);
+                w.down.core.nodes().set_primary(Some(1));
+                w.write(true, 0, 100, 5);
+                w.until("went on", |w| copied(w, 0, 105));
+                w.run(2 * SECOND);
+                w.assert_equal(1);
+                assert_eq!(w.read(true, 0).len(), 105, "nothing was written upstream");
+                let is_making =
+                    |message: &ToControl| matches!(message, ToControl::EnsureDestination { .. });
+                assert!(!w.to_control.iter().any(is_making), "nothing is lost");
+                assert_eq!(w.feed(0).downstream_node.as_deref(), Some("10.0.0.2:1"));
+                // It is put right, and no longer said.
+                w.down.core.nodes().advertise(2, "10.0.0.3", 1);
+                w.down.core.nodes().set_primary(Some(2));
+                w.write(true, 0, 105, 5);
+                w.until("moved", |w| copied(w, 0, 110));
+                assert_eq!(w.feed(0).downstream_node.as_deref(), Some("10.0.0.3:1"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_destination_that_is_replaced_while_its_primary_was_not_configured_is_found_out() {
+    for routes in [true, false] {
+        let mut w = after_a_copy(&[0], 100, true);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(routes);
+        nodes.set_primary(Some(2));
+        nodes.set_leader(2);
+        w.start(1);
+        goes_on(&mut w, 100);
+        assert_eq!(w.feed(0).downstream_node.as_deref(), Some("10.0.0.3:1"));
+        w.down.core.forget_topic("orders", "events");
+        w.foreign = true;
+        w.create(false, "orders", "events", 1);
+        w.write(true, 0, 105, 5);
+        w.until("lost", |w| w.feed(0).condition.reason == "destination_lost");
+        assert_eq!(w.feed(0).foreign_nodes, [], "both show the new one");
+    }
+}
+
+#[test]
+fn a_single_message_on_another_node_is_not_overlooked() {
+    for orderly in [true, false] {
+        let mut w = after_a_copy(&[0, 1, 2], 1, orderly);
+        let nodes = w.down.core.nodes();
+        nodes.set_routes(false);
+        nodes.set_primary(Some(1));
+        (0..NODES).for_each(|node| nodes.set_lag(node, 1));
+        w.start(1);
+        goes_on(&mut w, 1);
+        assert_eq!(w.feed(0).counters.resets, 0);
+        // And without a state: it is not empty.
+        w.kill();
+        w.disk.clear();
+        w.down.core.log("orders", "events", 0).unwrap().lose_tail(5);
+        w.start(1);
+        w.until("told", |w| w.feed(0).condition.reason == "nonempty_destination");
+    }
+}
+
+#[test]
+fn many_nodes_are_asked_within_the_reserve() {
+    let mut w = World::new(plan_to(&[0]));
+    w.cluster(9);
+    w.create(true, "orders", "events", 1);
+    w.create(false, "orders", "events", 1);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(false);
+    nodes.set_primary(Some(8));
+    w.write(true, 0, 0, 10);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 10));
+    assert_eq!(w.feed(0).downstream_node.as_deref(), Some("10.0.0.9:1"));
+}
+
+#[test]
+fn a_server_that_says_it_is_one_of_several_settles_as_a_cluster() {
+    for (count, least) in [(1, 2), (NODES, 10)] {
+        let mut w = World::new(plan_to(&[0]));
+        w.cluster(count);
+        w.create(true, "orders", "events", 1);
+        w.create(false, "orders", "events", 1);
+        w.write(true, 0, 0, 10);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 10));
+        let settles = |w: &mut World, until: u64| {
+            let began = w.now;
+            w.until("went on", |w| copied(w, 0, until));
+            let took = w.now - began;
+            assert!((least * 1000..least * 1000 + 1900).contains(&took), "{count}: {took} ms");
+        };
+        // After a crash, and after a reply that did not come.
+        w.run(2 * SECOND);
+        w.kill();
+        w.write(true, 0, 10, 5);
+        w.start(1);
+        settles(&mut w, 15);
+        let sends = Scope { op: Op::Send, ..Scope::any() };
+        let late = Fault::LateAppend { after: Duration::from_millis(8500) };
+        w.down.core.faults().set(late, sends, Times::Next(1));
+        w.run(SECOND);
+        if count > 1 {
+            w.write(true, 0, 15, 5);
+            settles(&mut w, 20);
+            w.assert_equal(1);
+        }
+    }
+}
+
+#[test]
+fn an_upstream_node_that_lags_is_no_other_history_m5() {
+    for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
+        for unsaved in [true, false] {
+            let mut plan = plan_to(&[0]);
+            plan.on_history_changed = policy;
+            let mut w = World::new(plan);
+            w.cluster(1);
+            let nodes = w.up.core.nodes();
+            nodes.add("10.1.0.2", 1);
+            w.create(true, "orders", "events", 1);
+            w.create(false, "orders", "events", 1);
+            w.write(true, 0, 0, 100);
+            w.start(1);
+            w.until("copied", |w| copied(w, 0, 100));
+            if unsaved {
+                // Acked, but not in the state: more is there than is known to have been copied.
+                w.run(2 * SECOND);
+                w.save_takes = 60_000;
+                w.write(true, 0, 100, 20);
+                w.until("copied", |w| w.read(false, 0).len() == 120);
+                w.run(Duration::from_millis(100));
+                w.kill();
+                w.save_takes = 2;
+            } else {
+                w.run(2 * SECOND);
+                w.cut(true, true);
+            }
+            // Another node leads by now, and the one that is configured does not keep up.
+            w.up.core.nodes().set_primary(Some(1));
+            w.up.core.nodes().set_lag(0, if unsaved { 10 } else { 30 });
+            if unsaved {
+                w.start(1);
+            }
+            w.run(200 * SECOND);
+            let feed = w.feed(0);
+            assert_eq!(feed.condition.reason, "waiting_upstream", "{:?}", feed.condition);
+            assert!(feed.condition.detail.contains("several nodes"), "{}", feed.condition.detail);
+            w.up.core.nodes().set_lag(0, 0);
+            let all = if unsaved { 120 } else { 100 };
+            w.write(true, 0, all, 5);
+            w.until("went on", |w| copied(w, 0, all + 5));
+            w.assert_equal(1);
+            assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0));
+        }
+    }
 }

@@ -38,8 +38,11 @@ pub struct Broker {
 
 struct Link {
     session: Session,
+    /// It leads to the upstream broker, whatever it was dialled for.
     upstream: bool,
     node: usize,
+    /// As it was dialled.
+    address: Arc<str>,
     transport: u64,
     tickets: HashMap<u64, Asked>,
     /// A send that timed out: the connection is ending and may still write it.
@@ -103,6 +106,10 @@ pub struct World {
     /// Answers a wish for the large slot at once, as long as nobody holds it.
     pub grant_large_slot: bool,
     pub large_wanted: Vec<FeedId>,
+    /// Wishes for the large slot so far.
+    pub wishes: u64,
+    /// Addresses that the destination's nodes may advertise and that lead to the upstream broker.
+    pub strange: Vec<Arc<str>>,
     large_held: Option<FeedId>,
     pipeline: Pipeline,
     feeds: Vec<(usize, u32)>,
@@ -147,6 +154,8 @@ impl World {
             to_control: Vec::new(),
             grant_large_slot: false,
             large_wanted: Vec::new(),
+            wishes: 0,
+            strange: Vec::new(),
             large_held: None,
             pipeline: pipeline(1, LIMIT),
             feeds: Vec::new(),
@@ -588,9 +597,7 @@ impl World {
         }
         match link.session.on_reply(&incoming, body).expect("reply") {
             Delivery::LoggedIn { server_version, .. } => {
-                let (upstream, node) = (link.upstream, link.node);
-                let broker = if upstream { &self.up } else { &self.down };
-                let address = broker.addresses[node].clone();
+                let address = link.address.clone();
                 let place = Place { peer: address.clone(), address };
                 self.events.push(Event::ConnUp { conn, server_version, place });
             }
@@ -648,7 +655,10 @@ impl World {
 
     fn controlled(&mut self, message: ToControl) {
         match message {
-            ToControl::LargeSlotWanted { feed } => self.large_wanted.push(feed),
+            ToControl::LargeSlotWanted { feed } => {
+                self.wishes += 1;
+                self.large_wanted.push(feed);
+            }
             ToControl::LargeSlotReleased { feed } => {
                 self.large_wanted.retain(|wanted| *wanted != feed);
                 self.large_held.take_if(|held| *held == feed);
@@ -670,6 +680,9 @@ impl World {
         };
         let configured = plan.addresses.iter().map(String::as_str);
         let asked: Vec<&str> = wanted.map_or_else(|| configured.collect(), |one| vec![one]);
+        if let Some(address) = self.strange.iter().find(|address| Some(&***address) == wanted) {
+            return self.connect_to(conn, true, 0, address.clone());
+        }
         let node_at = |address: &&str| broker.addresses.iter().position(|a| **a == **address);
         let mut nodes = asked.iter().filter_map(node_at);
         let node = nodes.find(|node| broker.up && broker.node_up[*node]);
@@ -681,12 +694,18 @@ impl World {
             let millis = if unknown { 5000 } else { 1 };
             return self.later(millis, Due::Event(Event::ConnDown { conn, cause }));
         };
+        let address = broker.addresses[node].clone();
+        self.connect_to(conn, upstream, node, address);
+    }
+
+    fn connect_to(&mut self, conn: ConnId, upstream: bool, node: usize, address: Arc<str>) {
+        let broker = if upstream { &mut self.up } else { &mut self.down };
         let transport = broker.core.connect_to(node, format!("{conn:?}"));
         self.seed += 1;
         let mut session = Session::new(u128::from(self.seed) << 80, self.seed * 1_000_003, iggy());
         let login = session.login().expect("login");
         let tickets = HashMap::new();
-        let link = Link { session, upstream, node, transport, tickets, dying: None };
+        let link = Link { session, upstream, node, address, transport, tickets, dying: None };
         self.links.insert(conn, link);
         self.submit(conn, &frame_of(&login));
     }
@@ -710,6 +729,7 @@ impl World {
         };
         if let Request::Send { to: SendTo::Partition(partition), record, .. } = request {
             let (partition, first) = (*partition, record.first_offset());
+            assert!(!link.upstream, "sent to another cluster");
             if self.down.core.nodes().primary() == Some(link.node) {
                 self.assert_resumable(partition, first);
             }

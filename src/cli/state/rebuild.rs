@@ -1,11 +1,13 @@
 //! `tidegate state rebuild`: reads lost or contradicted positions back from the destination (M6,
 //! S2), or takes the operator's word for one partition.
 //!
-//! [`look`] asks the clusters, [`outcome`] says what follows, [`super::forget`] writes.
+//! [`look`] asks the clusters, [`authority`] finds the node of the destination that counts,
+//! [`outcome`] says what follows, [`super::forget`] writes.
 //! The lock is held throughout. Partitions without a clear place keep what is saved, the others
 //! are written: each was judged by itself. Before anything is written the destination's ends
 //! are read once more: who moves them is still at work.
 
+mod authority;
 mod look;
 mod outcome;
 

@@ -9,7 +9,9 @@
 //! Deadlines count silence, not work. Reads and pings are served in order, so whatever arrives
 //! moves all that wait behind it: their time runs from the last byte of any reply, until a reply
 //! to a later one is complete; from then on only their own bytes count. A send has only its own.
-//! A read that times out costs a ping, a send its connection (M13, M6).
+//! A read that times out costs a ping, a send its connection (M13, M6). So does a read whose reply
+//! stops in the middle: nothing else can arrive any more, and the buffer that was made for it has
+//! to go before the request ends, because what the request reserved goes back with its end (G6).
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -92,6 +94,8 @@ struct Flight {
     stage: Stage,
     /// A later read or ping was answered before this one: it is not queued behind others.
     overtaken: bool,
+    /// Its reply was announced, and a buffer of that size is being filled.
+    arriving: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -274,10 +278,10 @@ impl Shared {
     /// A reply of `size` bytes to `number` is announced; false ends the connection.
     pub(super) fn admits(&self, number: u64, size: u32) -> bool {
         let mut state = self.state.borrow_mut();
-        let Some(limit) = state.flights.get(&number).map(|flight| flight.reply_limit) else {
-            return true;
-        };
+        let Some(flight) = state.flights.get_mut(&number) else { return true };
+        let limit = flight.reply_limit;
         if size <= limit {
+            flight.arriving = true;
             return true;
         }
         let flight = state.flights.remove(&number);
@@ -359,7 +363,14 @@ impl Kind {
 
 impl Flight {
     fn new(kind: Kind, reply_limit: u32, timeout: Duration) -> Flight {
-        Flight { kind, reply_limit, timeout, stage: Stage::Queued, overtaken: false }
+        Flight {
+            kind,
+            reply_limit,
+            timeout,
+            stage: Stage::Queued,
+            overtaken: false,
+            arriving: false,
+        }
     }
 
     fn failed(self, failure: Failure) -> Option<Event> {
@@ -416,6 +427,13 @@ impl State {
         let due: Vec<u64> =
             self.flights.iter().filter(|(_, f)| is_due(f)).map(|(number, _)| *number).collect();
         for number in due {
+            let arriving =
+                |flight: &&Flight| flight.arriving && matches!(flight.kind, Kind::Read(_));
+            if let Some(flight) = self.flights.get(&number).filter(arriving) {
+                // Ends with the connection, when its buffer is gone.
+                found.cause.get_or_insert(ConnError::Silent(flight.timeout));
+                continue;
+            }
             let Some(flight) = self.flights.remove(&number) else { continue };
             let timeout = flight.timeout;
             let silent = match (flight.kind, flight.stage) {

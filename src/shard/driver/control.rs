@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::clock::{Clock, wall};
 use super::files::{FileFaults, StateDir, set_aside};
+use super::foreign::Foreign;
 use super::notify::Notify;
 use super::provisioning;
 use super::resolve::{Resolver, ResolverThread};
@@ -224,6 +225,7 @@ pub(super) struct Control {
     feeds: RefCell<Vec<FeedHome>>,
     large_slot: RefCell<LargeSlot>,
     room: RefCell<Room>,
+    foreign: RefCell<Foreign>,
     publish: RefCell<Publish>,
     published_at: Cell<Option<Instant>>,
     /// A condition changed since then.
@@ -269,6 +271,7 @@ impl Control {
             feeds: RefCell::default(),
             large_slot: RefCell::default(),
             room: RefCell::new(room),
+            foreign: RefCell::default(),
             publish: RefCell::new(publish),
             published_at: Cell::default(),
             has_news: Cell::default(),
@@ -577,12 +580,15 @@ impl Control {
 
     fn show(&self) {
         let shards = self.shards.borrow();
-        let snapshots = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
+        let snapshots: Vec<_> = shards.iter().filter_map(|shard| shard.snapshot.clone()).collect();
+        let mut foreign = self.foreign.borrow_mut();
+        foreign.see(&snapshots, self.clock.now());
         let sources = self.sources.borrow();
         let findings = sources.iter().flat_map(|source| source.findings());
         let captures = self.captures.borrow();
         let findings = findings.chain(captures.iter().filter_map(captures::Desk::finding));
-        let findings = findings.chain(self.room.borrow().findings()).collect();
+        let findings = findings.chain(self.room.borrow().findings());
+        let findings = findings.chain(foreign.findings()).collect();
         (self.publish.borrow_mut())(snapshots, findings);
     }
 }

@@ -2,7 +2,9 @@
 //! at a time.
 //!
 //! A node that does not lead refuses changes (58). Then the next request goes to the leader, as
-//! the roster names it, or to the next configured address if that one cannot be reached (M14).
+//! the roster names it, or to the next configured address if that one cannot be reached (M14). A
+//! leader that was not configured must name the same nodes: else it is of another cluster, and
+//! what is asked there would be made and seen there.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use super::queue::EventQueue;
 use super::resolve::Resolver;
 use crate::config::{ClusterPlan, same_address};
 use crate::iggy_wire::{Node, Reply, Request, ServerError};
-use crate::shard::event::{ConnId, Event, Failure, Place, Ticket};
+use crate::shard::event::{ConnError, ConnId, Event, Failure, Place, Ticket};
 use crate::shard::nodes::address_of;
 use crate::shard::provision::Trouble;
 
@@ -30,6 +32,10 @@ pub struct Link {
     place: Option<Place>,
     /// The node to dial; `None`: whichever configured address answers first.
     node: Option<Arc<str>>,
+    /// Where it dials again after a loss; it never goes elsewhere from a certain node.
+    home: Option<Arc<str>>,
+    /// What the node said that named the leader.
+    roster: Vec<Node>,
     /// A leader that the cluster named and that could not be reached.
     unreachable: Option<Arc<str>>,
     ticket: u64,
@@ -38,13 +44,20 @@ pub struct Link {
 impl Link {
     /// Not connected yet.
     pub fn new(cluster: Arc<ClusterPlan>, resolver: Rc<Resolver>) -> Link {
+        Link::to(cluster, resolver, None)
+    }
+
+    /// The same to one node and no other, if there is one.
+    pub fn to(cluster: Arc<ClusterPlan>, resolver: Rc<Resolver>, node: Option<Arc<str>>) -> Link {
         Link {
             cluster,
             resolver,
             events: Rc::default(),
             conn: None,
             place: None,
-            node: None,
+            node: node.clone(),
+            home: node,
+            roster: Vec::new(),
             unreachable: None,
             ticket: 0,
         }
@@ -86,7 +99,7 @@ impl Link {
                 }
                 Event::ConnDown { .. } => {
                     self.conn = None;
-                    self.node = None;
+                    self.node = self.home.clone();
                     return Err(Trouble::Failed(Failure::Lost));
                 }
                 _ => {}
@@ -96,6 +109,9 @@ impl Link {
 
     /// This node does not lead: the next connection leads to another one, if there is one.
     async fn go_elsewhere(&mut self) {
+        if self.home.is_some() {
+            return;
+        }
         let roster = match self.exchange(&Request::ClusterMetadata, REPLY_LIMIT).await {
             Ok(Reply::Cluster(roster)) => roster,
             _ => Vec::new(),
@@ -104,6 +120,7 @@ impl Link {
         let next = elsewhere(&self.cluster.addresses, &roster, place, self.unreachable.as_deref());
         if let Some(next) = next {
             self.node = Some(next);
+            self.roster = roster;
             self.close().await;
         }
     }
@@ -127,16 +144,45 @@ impl Link {
             match self.events.next().await {
                 Event::ConnUp { place, .. } => {
                     self.place = Some(place);
-                    return Ok(());
+                    return self.check_leader().await;
                 }
                 Event::ConnDown { cause, .. } => {
                     self.conn = None;
-                    self.unreachable = self.node.take();
+                    self.unreachable = std::mem::replace(&mut self.node, self.home.clone());
                     return Err(Trouble::Unreachable(cause));
                 }
                 _ => {}
             }
         }
+    }
+
+    /// A leader that only the cluster names must know the cluster.
+    async fn check_leader(&mut self) -> Result<(), Trouble> {
+        let is_known = |node: &Arc<str>| {
+            self.cluster.addresses.iter().any(|address| same_address(address, node))
+        };
+        let Some(node) = self.node.clone().filter(|node| self.home.is_none() && !is_known(node))
+        else {
+            return Ok(());
+        };
+        let roster = match self.exchange(&Request::ClusterMetadata, REPLY_LIMIT).await? {
+            Reply::Cluster(roster) => roster,
+            _ => Vec::new(),
+        };
+        if are_same(&roster, &self.roster) {
+            return Ok(());
+        }
+        self.close().await;
+        (self.unreachable, self.node) = (Some(node.clone()), None);
+        let why = "names other nodes than the node that named it as the leader: it belongs to \
+                   another cluster; correct what the nodes advertise, or name every node in \
+                   addresses";
+        Err(Trouble::Unreachable(ConnError::Dial { address: node.to_string(), why: why.into() }))
+    }
+
+    /// Where it leads, while it is connected or was.
+    pub fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
     }
 
     /// The connection may have ended while nobody asked anything.
@@ -145,9 +191,20 @@ impl Link {
         self.events.take_into(&mut events, usize::MAX);
         if events.iter().any(|event| matches!(event, Event::ConnDown { .. })) {
             self.conn = None;
-            self.node = None;
+            self.node = self.home.clone();
         }
     }
+}
+
+/// Whether two rosters name the same nodes, in whatever roles.
+fn are_same(left: &[Node], right: &[Node]) -> bool {
+    let names = |roster: &[Node]| {
+        let names = roster.iter().map(|node| (node.name.clone(), node.ip.clone(), node.tcp_port));
+        let mut names: Vec<_> = names.collect();
+        names.sort_unstable();
+        names
+    };
+    names(left) == names(right)
 }
 
 /// Where to go from a node that does not lead: to the leader, or to the configured address behind
@@ -185,6 +242,14 @@ mod tests {
             leader,
             healthy: true,
         }
+    }
+
+    #[test]
+    fn a_cluster_is_known_by_the_nodes_it_names() {
+        let ours = [node(1, false), node(2, true)];
+        let moved = [node(2, false), node(1, true)];
+        assert!(are_same(&ours, &moved), "roles move");
+        assert!(!are_same(&ours, &ours[..1]) && !are_same(&ours, &[node(1, false), node(3, true)]));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod clock;
 pub mod conn;
 pub mod control;
 pub mod files;
+mod foreign;
 mod frames;
 mod intake;
 pub mod limits;

@@ -53,12 +53,22 @@ impl Feed {
         self.request(ctx, poll, Purpose::CompareDownstream, self.compare_limit());
     }
 
+    /// What is to be compared does not fit the fixed reserve: as was seen, or as the last message
+    /// copied says.
+    pub(super) fn needs_slot_to_compare(&self) -> bool {
+        self.wide_compare || self.last_len() > COMPARE_BYTES
+    }
+
+    fn last_len(&self) -> u64 {
+        self.entry.last.map_or(0, |last| message_len(&last.fingerprint))
+    }
+
     /// How many messages the fixed reserve holds, judged by the last one copied.
     fn compare_count(&self) -> u64 {
         if self.wide_compare {
             return 1;
         }
-        let last = self.entry.last.map_or(0, |last| message_len(&last.fingerprint));
+        let last = self.last_len();
         (COMPARE_BYTES / (last + MESSAGE_OVERHEAD)).clamp(1, COMPARE_MESSAGES)
     }
 
@@ -151,7 +161,8 @@ impl Feed {
         let detail = format!(
             "the upstream log ends at offset {log_end}, copied were messages up to {position}"
         );
-        if now.since(since) >= self.spec.plan.reset_grace {
+        let detail = self.words_of_lag(ctx, detail);
+        if now.since(since) >= self.spec.plan.reset_grace && !self.upstream_may_lag(ctx) {
             self.short_log = None;
             if log_end >= self.entry.position {
                 // Upstream lost nothing that is known to have been copied: the destination has

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::batch::{FeedId, SourceKey};
 use crate::commit::policy::Backoff;
-use crate::config::ClusterPlan;
+use crate::config::{ClusterPlan, same_address};
 use crate::fanout::outlet::Token;
 use crate::iggy_wire::{Node, Request};
 use crate::shard::event::{Command, ConnError, ConnId, Place, Ticket};
@@ -54,6 +54,8 @@ pub enum Purpose {
     DownstreamTopic,
     /// Which nodes the destination cluster has; asked in the name of a whole slot.
     Roster,
+    /// The same of the upstream cluster.
+    UpstreamRoster,
     /// Which node leads the destination partition.
     Primary,
     /// Where another node says that the destination ends.
@@ -410,6 +412,14 @@ impl Slot {
     /// The node it is to lead to, if it is a certain one.
     pub fn node(&self) -> Option<&Arc<str>> {
         self.node.as_ref()
+    }
+
+    /// The same if it is not one that the operator configured.
+    pub fn guest(&self) -> Option<&Arc<str>> {
+        let is_configured = |node: &Arc<str>| {
+            self.cluster.addresses.iter().any(|address| same_address(address, node))
+        };
+        self.node.as_ref().filter(|node| !is_configured(node))
     }
 
     /// Whether it leads to the server at `address`, or did when it was last up.

@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use super::budget::{Budget, Holding};
-use super::compare::{COMPARE_BYTES, Compare, message_len};
+use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
 use super::holdings::LargeSlot;
 use super::locate::Found;
 use super::resume::LOOK_AGAIN;
 use super::search::{Search, Searching};
+use super::strangers::Strangers;
 use super::watch::{ASLEEP, BLIND_AFTER};
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;
@@ -124,8 +125,8 @@ pub(super) struct Feed {
     /// Upstream identity was checked on the connection that is up now.
     pub identified: bool,
     pub identity_asked: bool,
-    /// A send of a lost connection may still be appended until then (M6).
-    pub settle_until: Option<Millis>,
+    /// Since when a send of a lost connection may be appended (M6), until `settle` has passed.
+    pub unsettled_since: Option<Millis>,
     /// The range of that send.
     pub lost_send: Option<(u64, u64, u32)>,
     /// The destination itself left that send without a good answer; a connection that ended for
@@ -142,7 +143,8 @@ pub(super) struct Feed {
     pub bad: Option<Bad>,
     /// The next message upstream is larger than the shard's share allows.
     pub wide: bool,
-    /// Messages to compare are larger than the fixed reserve; they go one at a time.
+    /// A message to compare was larger than the fixed reserve; they go one at a time, until the
+    /// end is settled.
     pub wide_compare: bool,
     pub large: LargeSlot,
     /// Requests without a reply, of this round and of earlier ones.
@@ -182,6 +184,10 @@ pub(super) struct Feed {
     pub starved: bool,
     /// For the node to send to.
     pub search: Search,
+    /// Nodes that are not what they are named as.
+    pub strangers: Strangers,
+    /// The next resume begins at a configured address.
+    pub goes_home: bool,
 }
 
 impl Feed {
@@ -193,10 +199,8 @@ impl Feed {
         let started = spec.saved.is_some();
         let entry = spec.saved.clone().unwrap_or_else(|| fresh_entry(topic, spec.partition));
         let clean = entry.clean_stop;
-        let settle = plan.to.settle;
         let exact = plan.partitions == Partitions::Preserve;
         let durable_position = entry.position;
-        let last_len = entry.last.map_or(0, |last| message_len(&last.fingerprint));
         let mut feed = Feed {
             up,
             down,
@@ -212,7 +216,7 @@ impl Feed {
             holding: Holding::default(),
             identified: false,
             identity_asked: false,
-            settle_until: (started && !clean && exact).then(|| now.mono + settle),
+            unsettled_since: (started && !clean && exact).then_some(now.mono),
             lost_send: None,
             lost_unanswered: false,
             restart: Restart::No,
@@ -221,7 +225,7 @@ impl Feed {
             gap_to: None,
             bad: None,
             wide: false,
-            wide_compare: last_len > COMPARE_BYTES,
+            wide_compare: false,
             large: LargeSlot::None,
             outstanding: 0,
             leaving: false,
@@ -246,6 +250,8 @@ impl Feed {
             absent_since: None,
             starved: false,
             search: Search::default(),
+            strangers: Strangers::default(),
+            goes_home: false,
             entry,
             spec,
         };
@@ -338,6 +344,7 @@ impl Feed {
             | Purpose::CompareSaved
             | Purpose::Send => self.down,
             Purpose::UpstreamTopic
+            | Purpose::UpstreamRoster
             | Purpose::Locate
             | Purpose::CompareUpstream
             | Purpose::Identity
@@ -432,7 +439,7 @@ impl Feed {
         self.commit_failures = self.commit_failures.saturating_add(1);
         let _ = self.writer.lost();
         if !self.is_balanced() {
-            self.settle_until = Some(ctx.now.mono + self.spec.plan.to.settle);
+            self.unsettled_since = Some(ctx.now.mono);
         }
         ctx.conns.close(self.down, ctx.out);
     }
@@ -499,7 +506,8 @@ impl Feed {
     }
 
     /// For status.
-    pub fn snapshot(&self, now: Now) -> FeedSnapshot {
+    pub fn snapshot(&self, now: Now, conns: &Conns) -> FeedSnapshot {
+        let node = |conn| conns.is_up(conn).then(|| conns.slot(conn).address().into());
         let position = self.entry.position;
         let end = self.reader.reported_end();
         FeedSnapshot {
@@ -518,6 +526,9 @@ impl Feed {
             gaps: self.entry.gaps.clone(),
             last_error: self.last_error.as_str().into(),
             epoch: self.entry.epoch,
+            upstream_node: node(self.up),
+            downstream_node: node(self.down),
+            foreign_nodes: self.strangers.shown(),
         }
     }
 

@@ -15,7 +15,7 @@ impl Feed {
             return;
         }
         self.clean |= matches!(self.stage, Stage::Streaming | Stage::Saving { .. })
-            && self.settle_until.is_none();
+            && self.unsettled_since.is_none();
         self.drop_buffers(ctx);
         self.round += 1;
         self.stage = Stage::Paused;
@@ -50,7 +50,7 @@ impl Feed {
         }
         // Clean only if every outcome is known: acked here, or untouched since a clean start.
         let known = matches!(self.stage, Stage::Streaming | Stage::Saving { .. });
-        self.entry.clean_stop = (known || self.clean) && self.settle_until.is_none();
+        self.entry.clean_stop = (known || self.clean) && self.unsettled_since.is_none();
         self.round += 1;
         self.save_first(ctx);
         if let Stage::Saving { generation } = self.stage {

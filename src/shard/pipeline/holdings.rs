@@ -16,11 +16,15 @@ use crate::shard::event::{Command, Failure, ToControl};
 
 /// Slack on top of the compared bytes for headers of records.
 const COMPARE_SLACK: u64 = 64 * 1024;
-/// Largest reply of a comparison, and what a resume borrows: it asks one thing at a time, or two
-/// topics for their identity.
+/// Largest reply of a comparison, and what a resume borrows: it asks one thing at a time,
+/// both sides for a topic's identity and their nodes, or [`ASK_AT_ONCE`] nodes.
 pub(super) const QUESTION_BYTES: u64 = COMPARE_BYTES + COMPARE_SLACK;
 
-const _: () = assert!(2 * TOPIC_REPLY <= QUESTION_BYTES);
+/// Nodes that a resume asks at once where a partition ends, each with a reply of a topic's size.
+pub(super) const ASK_AT_ONCE: usize = 4;
+
+const _: () = assert!(4 * TOPIC_REPLY <= QUESTION_BYTES);
+const _: () = assert!(ASK_AT_ONCE as u64 * TOPIC_REPLY <= QUESTION_BYTES);
 
 /// Whether the feed holds the daemon-wide slot for one large message (G6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +79,11 @@ impl Feed {
             Purpose::Send if matches!(result, Err(Failure::TimedOut)) => {}
             Purpose::Send => ctx.budget.reserve.give_back(self.spec.id, Use::Renumber),
             Purpose::Identity | Purpose::Earliest => self.return_question(ctx),
+            // Asked beside polls; a resume keeps its loan.
+            Purpose::UpstreamRoster if matches!(self.stage, Stage::Streaming) => {
+                self.identity_asked = false;
+                self.return_question(ctx);
+            }
             _ => {}
         }
     }

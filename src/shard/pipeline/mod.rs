@@ -16,10 +16,12 @@ pub mod conns;
 mod feed;
 mod halt;
 mod holdings;
+mod lag;
 mod locate;
 pub mod reserve;
 mod resume;
 mod search;
+mod strangers;
 mod stream;
 mod watch;
 
@@ -163,7 +165,7 @@ impl Pipeline {
     pub fn snapshot(&self, now: Now) -> Vec<FeedSnapshot> {
         let shown = |feed: &Feed| {
             let source = self.sources.get(&feed.spec.plan.key)?;
-            let mut shown = feed.snapshot(now);
+            let mut shown = feed.snapshot(now, &self.conns);
             if !feed.is_ended() {
                 shown.condition = source.condition(shown.condition, now);
             }
@@ -334,9 +336,9 @@ impl Pipeline {
                     capture.replied(ctx, token, result);
                 });
             }
-            Purpose::Roster => {
+            Purpose::Roster | Purpose::UpstreamRoster => {
                 self.with_feed(now, waiter.feed, out, |feed, ctx| {
-                    feed.request_ended(ctx, Purpose::Roster, &result);
+                    feed.request_ended(ctx, waiter.purpose, &result);
                     feed.let_go(ctx);
                 });
                 return self.rostered(now, conn, result, out);
@@ -510,8 +512,7 @@ fn answer(
         (Purpose::Identity, Ok(Reply::Topic(info))) => feed.identity(ctx, info),
         (Purpose::Primary, Ok(Reply::Primary(node))) => feed.primary(ctx, &node),
         (Purpose::Primary, Err(failure)) => feed.no_primary(ctx, &failure),
-        (Purpose::Vote, Ok(Reply::Polled(polled))) => feed.voted(ctx, conn, Ok(&polled)),
-        (Purpose::Vote, Err(failure)) => feed.voted(ctx, conn, Err(&failure)),
+        (Purpose::Vote, result) => feed.voted(ctx, conn, &result),
         (Purpose::Tail, Ok(Reply::Polled(polled))) => feed.tail(ctx, &polled),
         (Purpose::Locate, Ok(Reply::Polled(polled))) => feed.located(ctx, &polled),
         (Purpose::CompareDownstream, Ok(Reply::Polled(polled))) => {

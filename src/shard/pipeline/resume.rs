@@ -20,7 +20,9 @@ use crate::config::{OnDestinationLost, OnHistoryChanged, TopicPlan};
 use crate::iggy_wire::{PollFrom, Polled, Record, Request, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
 use crate::shard::event::{Command, Failure, ToControl};
+use crate::shard::nodes::Nodes;
 use crate::shard::reason;
+use crate::time::Millis;
 
 /// Reply bound of identity requests: 1,000 partition rows and options fit many times.
 pub const TOPIC_REPLY: u64 = 256 * 1024;
@@ -31,17 +33,19 @@ impl Feed {
     /// Starts over when both connections are up, what was asked before is answered, nothing can
     /// arrive late any more and the reserve has room for the replies.
     pub(super) fn begin(&mut self, ctx: &mut Ctx<'_>) {
-        if self.leaving || !ctx.conns.is_up(self.up) || !ctx.conns.is_up(self.down) {
+        if self.leaving {
             return;
         }
-        if let Some(until) = self.settle_until
-            && ctx.now.mono < until
-        {
+        self.go_home(ctx);
+        if !ctx.conns.is_up(self.up) || !ctx.conns.is_up(self.down) {
+            return;
+        }
+        if let Some(until) = self.settles_at(ctx) {
             self.say(reason::SETTLING, "a send of a lost connection may still arrive", ctx.now);
             self.wake_at = Some(until);
             return;
         }
-        if self.wide_compare && self.large != LargeSlot::Held {
+        if self.needs_slot_to_compare() && self.large != LargeSlot::Held {
             self.say(reason::RESUMING, "waits for the slot for large messages", ctx.now);
             self.want_slot(ctx);
             self.stage = Stage::WaitingSlot;
@@ -55,9 +59,23 @@ impl Feed {
         self.stage = Stage::Identifying { upstream: false, downstream: false };
         let TopicPlan { upstream, downstream } = self.topic();
         let (up, down) = (look_up(upstream), look_up(downstream));
+        self.ask_upstream_roster(ctx);
         self.ask_roster(ctx);
         self.request(ctx, up, Purpose::UpstreamTopic, TOPIC_REPLY);
         self.request(ctx, down, Purpose::DownstreamTopic, TOPIC_REPLY);
+    }
+
+    /// How long a send may still be appended: what is configured, or what is usual for one server
+    /// or, once it says that it is one of several, for a cluster.
+    fn settle(&self, ctx: &Ctx<'_>) -> Duration {
+        let several = ctx.conns.nodes(self.down).is_some_and(Nodes::are_several);
+        self.spec.plan.to.settle.among(several)
+    }
+
+    /// Until when a send of a lost connection may still be appended, if that is to come.
+    pub(super) fn settles_at(&self, ctx: &Ctx<'_>) -> Option<Millis> {
+        let until = self.unsettled_since? + self.settle(ctx);
+        (ctx.now.mono < until).then_some(until)
     }
 
     /// Identity of the upstream topic, before resuming.
@@ -115,6 +133,9 @@ impl Feed {
 
     /// Identity of the destination topic, before resuming.
     pub(super) fn downstream_topic(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
+        if !self.knows_node(ctx, info.as_ref()) {
+            return;
+        }
         let name = self.topic().downstream.clone();
         let Some(info) = info else {
             if !self.started {
@@ -160,7 +181,7 @@ impl Feed {
         let now = ctx.now.mono;
         let detail = format!("destination topic {name} does not exist any more");
         let since = *self.absent_since.get_or_insert(now);
-        if now.since(since) < self.spec.plan.to.settle {
+        if now.since(since) < self.settle(ctx) {
             self.look_later(ctx, reason::DESTINATION_NOT_READY, detail);
         } else if self.destination_lost(ctx, detail) {
             self.ensure(ctx);
@@ -186,6 +207,7 @@ impl Feed {
     /// topic is identified before the next.
     pub(super) fn release_destination(&mut self, ctx: &mut Ctx<'_>) {
         if !matches!(self.stage, Stage::Ensuring | Stage::Closing { .. } | Stage::Ended) {
+            self.goes_home = true;
             self.restart_resume(ctx);
         }
         let feed = self.spec.id;
@@ -196,6 +218,7 @@ impl Feed {
     pub(super) fn destination_replaced(&mut self, ctx: &mut Ctx<'_>, created_at: u64) {
         let is_busy = matches!(self.stage, Stage::Ensuring | Stage::Closing { .. } | Stage::Ended);
         if !is_busy && self.downstream_created_at != created_at {
+            self.goes_home = true;
             self.restart_resume(ctx);
         }
     }
@@ -203,6 +226,7 @@ impl Feed {
     fn ensure(&mut self, ctx: &mut Ctx<'_>) {
         let feed = self.spec.id;
         self.drop_buffers(ctx);
+        self.goes_home = true;
         self.round += 1;
         self.stage = Stage::Ensuring;
         ctx.out.push(Command::Control(ToControl::EnsureDestination { feed }));
@@ -279,11 +303,11 @@ impl Feed {
     /// after `settle`, an empty log after `reset_grace` where messages were acked or the topic
     /// counts some, and after `settle` where a send may have landed behind it.
     fn tail_is_believed(&mut self, ctx: &mut Ctx<'_>, end: u64, known: u64) -> bool {
-        let plan = &self.spec.plan;
+        let (plan, settle) = (&self.spec.plan, self.settle(ctx));
         let wait = if end == 0 && (known > 0 || self.downstream_messages > 0) {
             plan.reset_grace
         } else if end < known || (end == 0 && self.lost_send.is_some()) {
-            plan.to.settle
+            settle
         } else {
             return true;
         };
@@ -341,7 +365,8 @@ impl Feed {
         end: u64,
     ) {
         self.search.settled();
-        self.settle_until = None;
+        self.unsettled_since = None;
+        self.wide_compare = false;
         self.clean = false;
         self.writer.restart(end);
         self.reader.seek(position, last);

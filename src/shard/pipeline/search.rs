@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A follower's log may lag, and only the primary takes sends. What a node shows is committed, so
-//! the highest end that any node shows is the end; it counts once a majority has answered, and a
-//! feed sends from nowhere but a node that shows it. A lower one would take a lag for a lost tail.
+//! the highest end that any node shows is the end; it counts once a majority of all nodes has
+//! answered, whoever of them can be reached, and a feed sends from nowhere but a node that shows
+//! it. A lower one would take a lag for a lost tail. [`ballot`] holds what every node is asked.
 //! A refusal (58) is never followed by the same send blindly: the node may have become the primary
 //! with more than it showed, so the end is read again; after [`WALK_AFTER`] at the next node.
 
@@ -18,26 +19,18 @@ use std::time::Duration;
 use super::Pipeline;
 use super::conns::{Purpose, Reach, Side, Waiter, Wish};
 use super::feed::{Ctx, Feed, Stage};
+use super::holdings::ASK_AT_ONCE;
 use super::resume::{LOOK_AGAIN, TOPIC_REPLY};
 use crate::commit::policy::Backoff;
-use crate::iggy_wire::{Node, PollFrom, Polled, Reply, Request, ServerError};
-use crate::ingest::history::end_of_empty_reply;
+use crate::iggy_wire::{Node, Reply, Request, ServerError};
+use crate::shard::ballot::{self, Inquiry, Shown, Silence};
 use crate::shard::event::{Command, ConnId, Failure};
-use crate::shard::nodes::{Nodes, address_of};
+use crate::shard::nodes::{MOST_HOPS, Nodes, address_of};
 use crate::shard::reason::{self, Reason};
 use crate::time::{Millis, Now};
 
-/// Moves from node to node, each because of what the last one said, before the feed stays where
-/// it is for a while (H08).
-pub const MOST_HOPS: u32 = 3;
 /// How long a node may refuse sends before the next one is tried.
 pub const WALK_AFTER: Duration = Duration::from_secs(2);
-/// Behind every log's end: a poll there answers where the log ends and no message. Below the
-/// range's end, so that a server may add to it.
-const BEYOND: u64 = u64::MAX / 2;
-/// Largest reply to that: no message comes, so that all nodes can be asked at once within what a
-/// resume borrows.
-const VOTE_REPLY: u64 = 4096;
 /// Nodes named in a detail.
 const NAMED: usize = 3;
 
@@ -71,9 +64,10 @@ pub(super) enum Searching {
 #[derive(Debug)]
 pub(super) struct Ballot {
     votes: Vec<Vote>,
-    majority: usize,
     /// The node in use is one of those that count.
     counts_home: bool,
+    /// Which of the sets of voters this is; the next one is asked where this one falls short.
+    set: usize,
     is_advertised: bool,
 }
 
@@ -81,8 +75,9 @@ pub(super) struct Ballot {
 struct Vote {
     address: Arc<str>,
     conn: ConnId,
+    inquiry: Inquiry,
     asked: bool,
-    said: Option<Result<u64, String>>,
+    said: Option<Result<Shown, Silence>>,
 }
 
 impl Search {
@@ -119,6 +114,8 @@ impl Feed {
         match ctx.conns.nodes(self.down).map(Nodes::are_several) {
             None => self.stage = Stage::Searching(Searching::Roster),
             Some(false) => self.ask_tail(ctx),
+            // What was to settle was not: as one of several nodes it takes longer.
+            Some(true) if self.settles_at(ctx).is_some() => self.restart_resume(ctx),
             Some(true) if ctx.conns.names_primaries(self.down) => {
                 self.stage = Stage::Searching(Searching::Primary);
                 let topic = self.topic().downstream.clone();
@@ -126,7 +123,7 @@ impl Feed {
                 let ask = Request::Primary { stream: topic.stream, topic: topic.topic, partition };
                 self.request(ctx, ask, Purpose::Primary, TOPIC_REPLY);
             }
-            Some(true) => self.ask_others(ctx, true),
+            Some(true) => self.ask_others(ctx, 0),
         }
     }
 
@@ -144,12 +141,17 @@ impl Feed {
     /// The node that leads the partition, as the one in use says.
     pub(super) fn primary(&mut self, ctx: &mut Ctx<'_>, node: &Node) {
         let slot = ctx.conns.slot(self.down);
-        match slot.place().and_then(|place| address_of(node, place)) {
+        let address = slot.place().and_then(|place| address_of(node, place));
+        // An address that several nodes advertise says nothing about who is behind it.
+        let is_shared = |address: &Arc<str>| {
+            ctx.conns.nodes(self.down).is_some_and(|nodes| nodes.is_shared(address))
+        };
+        match address.filter(|address| !is_shared(address)) {
             Some(address) if slot.is_at(&address) => self.ask_tail(ctx),
             Some(address) if self.can_reach(ctx, &address) => {
                 self.hop(ctx, address, "leads the partition");
             }
-            _ => self.ask_others(ctx, true),
+            _ => self.ask_others(ctx, 0),
         }
     }
 
@@ -158,7 +160,7 @@ impl Feed {
         match failure {
             Failure::Refused(code) if (ServerError { code: *code }).is_unsupported() => {
                 ctx.conns.no_primaries(self.down);
-                self.ask_others(ctx, true);
+                self.ask_others(ctx, 0);
             }
             Failure::Refused(58) => {
                 let detail = "the destination partition has no primary at the moment (58)";
@@ -169,50 +171,54 @@ impl Feed {
         }
     }
 
-    /// Asks the other nodes where the partition ends. `reachable`: their advertised addresses may
-    /// be used.
-    fn ask_others(&mut self, ctx: &mut Ctx<'_>, reachable: bool) {
-        let Some(nodes) = ctx.conns.nodes(self.down) else { return self.find_node(ctx) };
-        let voters = nodes.voters(reachable);
-        let mut ballot = Ballot {
-            votes: Vec::new(),
-            majority: voters.majority,
-            counts_home: false,
-            is_advertised: voters.is_advertised,
+    /// Asks the other nodes where the partition ends: the voters of this set.
+    fn ask_others(&mut self, ctx: &mut Ctx<'_>, set: usize) {
+        let (Some(nodes), Some(home)) = (ctx.conns.nodes(self.down), self.home_identity()) else {
+            self.goes_home = true;
+            return self.restart_resume(ctx);
         };
+        let Some(voters) = nodes.voters().into_iter().nth(set) else {
+            let detail = nodes.too_few(1, "");
+            return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        };
+        let (votes, is_advertised) = (Vec::new(), voters.is_advertised);
+        let mut ballot = Ballot { votes, counts_home: false, set, is_advertised };
         for address in voters.addresses {
             if ctx.conns.slot(self.down).is_at(&address) {
                 ballot.counts_home = true;
                 continue;
             }
             let conn = ctx.conns.visit(self.wish(&address), ctx.now.mono, self.dial_backoff());
-            ballot.votes.push(Vote { address, conn, asked: false, said: None });
+            let inquiry = Inquiry::new(&self.topic().downstream, self.spec.partition, home);
+            ballot.votes.push(Vote { address, conn, inquiry, asked: false, said: None });
         }
         self.search.visits = true;
         self.stage = Stage::Searching(Searching::Ends(ballot));
         self.count_votes(ctx);
     }
 
+    /// Asks whoever can be asked, so many at once as the reserve has room for.
     fn count_votes(&mut self, ctx: &mut Ctx<'_>) {
         let Stage::Searching(Searching::Ends(ballot)) = &mut self.stage else { return };
+        let mut free = ASK_AT_ONCE - ballot.votes.iter().filter(|vote| vote.asked).count();
         let mut ask = Vec::new();
         for vote in ballot.votes.iter_mut().filter(|vote| vote.said.is_none() && !vote.asked) {
             match ctx.conns.reach(vote.conn, ctx.now.mono) {
-                Reach::Up => {
+                Reach::Up if free > 0 => {
                     vote.asked = true;
-                    ask.push(vote.conn);
+                    free -= 1;
+                    ask.push((vote.conn, vote.inquiry.request()));
                 }
-                Reach::Soon => {}
-                Reach::Failed(why) => vote.said = Some(Err(why)),
+                Reach::Up | Reach::Soon => {}
+                Reach::Failed(why) => vote.said = Some(Err(Silence::Mute(why))),
             }
         }
         let is_open = ballot.votes.iter().any(|vote| vote.said.is_none());
-        for conn in ask {
-            let poll = self.poll(&self.topic().downstream, PollFrom::Offset(BEYOND), 1);
+        for (conn, request) in ask {
             let (feed, round) = (self.spec.id, self.round);
             let waiter = Waiter { feed, round, purpose: Purpose::Vote };
             self.outstanding += 1;
-            ctx.conns.request(conn, poll, VOTE_REPLY, waiter, ctx.out);
+            ctx.conns.request(conn, request, TOPIC_REPLY, waiter, ctx.out);
         }
         if !is_open {
             self.decide(ctx);
@@ -224,38 +230,47 @@ impl Feed {
         &mut self,
         ctx: &mut Ctx<'_>,
         conn: ConnId,
-        answer: Result<&Polled, &Failure>,
+        result: &Result<Reply, Failure>,
     ) {
         let Stage::Searching(Searching::Ends(ballot)) = &mut self.stage else { return };
-        let vote = ballot.votes.iter_mut().find(|vote| vote.conn == conn);
-        let Some(vote) = vote else { return };
-        vote.said = Some(match answer {
-            Ok(polled) => Ok(end_of_empty_reply(polled)),
-            Err(Failure::Refused(code)) => Err(ServerError { code: *code }.to_string()),
-            Err(failure) => Err(format!("{failure:?}")),
-        });
+        let is_it = |vote: &&mut Vote| vote.conn == conn && vote.asked;
+        let Some(vote) = ballot.votes.iter_mut().find(is_it) else { return };
+        vote.asked = false;
+        let address = vote.address.clone();
+        if let Some(said) = vote.inquiry.answered(result) {
+            let peer = ctx.conns.slot(conn).place().map_or(&address, |place| &place.peer).clone();
+            let said = said.map(|end| Shown { address: address.clone(), peer, end });
+            let stranger = match &said {
+                Err(Silence::Stranger(why)) if ballot.is_advertised => Some(why.clone()),
+                _ => None,
+            };
+            vote.said = Some(said);
+            match stranger {
+                Some(why) => self.is_stranger(ctx, &address, why),
+                None => self.strangers.admit(&address),
+            }
+        }
         self.count_votes(ctx);
     }
 
     /// Everybody has answered or cannot.
     fn decide(&mut self, ctx: &mut Ctx<'_>) {
         let Stage::Searching(Searching::Ends(ballot)) = &self.stage else { return };
-        let ends = ballot.votes.iter().filter_map(|vote| match vote.said {
-            Some(Ok(end)) => Some((end, vote.address.clone())),
-            _ => None,
-        });
-        let ends: Vec<(u64, Arc<str>)> = ends.collect();
-        if ends.is_empty() && ballot.is_advertised && !ballot.votes.is_empty() {
-            // Nothing of what the cluster advertises can be reached from here.
-            return self.ask_others(ctx, false);
+        let Some(nodes) = ctx.conns.nodes(self.down) else { return self.restart_resume(ctx) };
+        let said = ballot.votes.iter().filter_map(|vote| vote.said.as_ref());
+        let shown: Vec<Shown> = said.filter_map(|said| said.clone().ok()).collect();
+        let home = ctx.conns.slot(self.down).place().filter(|_| ballot.counts_home);
+        let heard = ballot::heard(home.map(|place| &*place.peer), &shown);
+        if heard >= nodes.majority() {
+            self.search.highest = ballot::highest(&shown).map(|it| (it.end, it.address.clone()));
+            return self.ask_tail(ctx);
         }
-        let heard = ends.len() + usize::from(ballot.counts_home);
-        if heard < ballot.majority {
-            let detail = ballot.words(heard);
-            return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        let (next, detail) = (ballot.set + 1, nodes.too_few(heard, &ballot.silent()));
+        if next < nodes.voters().len() {
+            // What the cluster calls itself is not all reached from here, or the other way round.
+            return self.ask_others(ctx, next);
         }
-        self.search.highest = ends.into_iter().reduce(|a, b| if b.0 > a.0 { b } else { a });
-        self.ask_tail(ctx);
+        self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
     }
 
     /// True if another node showed more than the end read here: the feed goes there.
@@ -354,7 +369,8 @@ impl Feed {
     }
 
     fn can_reach(&self, ctx: &Ctx<'_>, address: &Arc<str>) -> bool {
-        ctx.conns.unreachable(self.wish(address), ctx.now.mono).is_none()
+        !self.strangers.shuns(address, ctx.now.mono)
+            && ctx.conns.unreachable(self.wish(address), ctx.now.mono).is_none()
     }
 
     fn wish<'a>(&'a self, address: &'a Arc<str>) -> Wish<'a> {
@@ -369,14 +385,13 @@ impl Feed {
 }
 
 impl Ballot {
-    fn words(&self, heard: usize) -> String {
+    /// Who said nothing, and why.
+    fn silent(&self) -> String {
         let silent = self.votes.iter().filter_map(|vote| match &vote.said {
             Some(Err(why)) => Some(format!("; {}: {why}", vote.address)),
             _ => None,
         });
-        let silent: String = silent.take(NAMED).collect();
-        let majority = self.majority;
-        format!("{heard} nodes say where the destination ends, {majority} are a majority{silent}")
+        silent.take(NAMED).collect()
     }
 }
 
@@ -396,7 +411,7 @@ impl Pipeline {
                 None
             }
             // It will not say: what is configured is all that is known.
-            Err(Failure::Refused(code)) if !is_passing(ServerError { code }) => {
+            Err(Failure::Refused(code)) if !(ServerError { code }).is_passing() => {
                 self.conns.roster(conn, Some(&[]));
                 None
             }
@@ -408,16 +423,12 @@ impl Pipeline {
         }
         for id in self.conns.slot(conn).feeds.clone() {
             self.with_feed(now, id, out, |feed, ctx| {
-                let waits = matches!(feed.stage, Stage::Searching(Searching::Roster));
+                let waits =
+                    matches!(feed.stage, Stage::Searching(Searching::Roster)) && feed.down == conn;
                 if let Some(failure) = failure.as_ref().filter(|_| waits) {
                     feed.resume_failed(ctx, Purpose::Roster, failure);
                 }
             });
         }
     }
-}
-
-/// Asked again, it may answer.
-fn is_passing(error: ServerError) -> bool {
-    error.is_not_accepted() || error.is_unknown_outcome() || error.is_unauthenticated()
 }

@@ -147,12 +147,16 @@ impl Feed {
         }
     }
 
-    /// Identity is re-read on every new upstream connection, before its first poll.
+    /// Identity is re-read on every new upstream connection, before its first poll; where nobody
+    /// has asked yet, the nodes there are before that.
     fn ask_identity(&mut self, ctx: &mut Ctx<'_>) {
         if self.identity_asked || !self.borrow_for_question(ctx, TOPIC_REPLY) {
             return;
         }
         self.identity_asked = true;
+        if self.ask_upstream_roster(ctx) {
+            return;
+        }
         let topic = look_up(&self.topic().upstream);
         self.request(ctx, topic, Purpose::Identity, TOPIC_REPLY);
     }
@@ -244,7 +248,8 @@ impl Feed {
     fn not_ready(&mut self, ctx: &mut Ctx<'_>, detail: String) {
         let now = ctx.now.mono;
         let since = self.reader.not_ready_since().unwrap_or(now);
-        if now.since(since) >= self.spec.plan.reset_grace {
+        let detail = self.words_of_lag(ctx, detail);
+        if now.since(since) >= self.spec.plan.reset_grace && !self.upstream_may_lag(ctx) {
             if self.history_changed(ctx, detail) {
                 self.restart_resume(ctx);
             }

@@ -140,7 +140,7 @@ impl Provisioner {
 
     /// A feed has let go of a destination that will be made again.
     pub fn released(&mut self, now: Now, topic: usize, feed: FeedId) {
-        let settle = self.plan.to.settle;
+        let settle = self.plan.to.settle.configured;
         let is_asked = self.asked == Some(topic);
         let Some(topic) = self.topics.get_mut(topic) else { return };
         topic.released.insert(feed);
@@ -302,7 +302,7 @@ impl Provisioner {
             self.tell_change(index, step);
         }
         if matches!(step, Step::Grow { .. }) {
-            self.topics[index].grow_at = now.mono + self.plan.to.settle;
+            self.topics[index].grow_at = now.mono + self.plan.to.settle.configured;
         }
         self.topics[index].go(next, now);
     }
@@ -448,7 +448,7 @@ impl Provisioner {
     fn unknown(&mut self, now: Now, index: usize, step: Step, reason: Reason, detail: String) {
         self.retry(now, index, reason, detail);
         if step.changes_something() {
-            let settle = self.cluster(step.side()).settle;
+            let settle = self.cluster(step.side()).settle.configured;
             let topic = &mut self.topics[index];
             topic.quiet_until = now.mono + settle;
             topic.grow_at = topic.quiet_until;

@@ -7,7 +7,7 @@ use super::*;
 use crate::batch::{DeltaPiece, TopicName};
 use crate::config::{
     Credentials, InitialOffset, OnBadRecord, OnCorruptState, OnHistoryChanged,
-    OnNonemptyDestination, OnOffsetExpired,
+    OnNonemptyDestination, OnOffsetExpired, Settle,
 };
 use crate::iggy_wire::{OptionInfo, TopicOption};
 use crate::statefile::Counters;
@@ -125,7 +125,7 @@ fn cluster(key: &str) -> Arc<ClusterPlan> {
         credentials: Credentials::Token("t".into()),
         connect_timeout: Duration::from_secs(5),
         request_timeout: Duration::from_secs(10),
-        settle: Duration::from_secs(2),
+        settle: Settle::always(Duration::from_secs(2)),
         allow_untested_server: false,
     })
 }

@@ -1,6 +1,7 @@
 //! Asks both clusters what the searches want to know. Decides nothing.
 
 use std::io;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::batch::TopicName;
@@ -52,16 +53,21 @@ pub(super) enum Answer {
 }
 
 /// Both clusters.
-struct Links {
+pub(super) struct Links {
     up: Link,
-    down: Link,
+    pub(super) down: Link,
+    /// The node of the destination whose word counts for the partition that is looked at; none
+    /// where there is one server.
+    pub(super) authority: Option<Link>,
+    pub(super) resolver: Rc<Resolver>,
 }
 
 /// Looks at every wanted partition, one after the other. The error is that of a cluster.
 pub(super) fn look(wanted: Wanted<'_>) -> Result<Vec<Looked>, String> {
     with_links(wanted.source, async |links| {
         // What a daemon that died just now had sent may still be appended (M6).
-        monoio::time::sleep(wanted.source.to.settle).await;
+        let several = links.nodes(wanted.source).await?.are_several();
+        monoio::time::sleep(wanted.source.to.settle.among(several)).await;
         let mut looked = Vec::new();
         for (index, topic) in wanted.source.topics.iter().enumerate() {
             if wanted.selection.is_none_or(|selection| selection.names(&topic.upstream)) {
@@ -77,10 +83,14 @@ pub(super) fn ends(source: &MirrorPlan, of: &[(TopicName, u32)]) -> Result<Vec<u
     with_links(source, async |links| {
         let mut ends = Vec::new();
         for (topic, partition) in of {
+            let down = describe(&mut links.down, &source.to.key, topic).await?;
+            if let Some(down) = down {
+                links.go_to_authority(source, topic, *partition, down.created_at).await?;
+            }
             let (from, count, limit) = (PollFrom::Last, 1, crate::shard::rebuild::LARGEST_REPLY);
             let ask = Ask { side: Side::Destination, from, count, limit };
             let polled = links.poll(ask, topic, *partition).await;
-            let polled = polled.map_err(|trouble| words(&source.to.key, trouble))?;
+            let polled = polled.map_err(|trouble| words(&cluster(&source.to.key), trouble))?;
             ends.push(end_of(&polled).map_err(|error| error.to_string())?);
         }
         Ok(ends)
@@ -96,8 +106,10 @@ fn with_links<T>(
     runtime.block_on(async {
         let resolver = ResolverThread::start().and_then(Resolver::new).map_err(failed)?;
         let up = Link::new(source.from.clone(), resolver.clone());
-        let mut links = Links { up, down: Link::new(source.to.clone(), resolver) };
+        let down = Link::new(source.to.clone(), resolver.clone());
+        let mut links = Links { up, down, authority: None, resolver };
         let done = work(&mut links).await;
+        links.leave_authority().await;
         links.up.close().await;
         links.down.close().await;
         done
@@ -171,6 +183,8 @@ impl Links {
         }
         let counted =
             Counted { upstream: messages(up, partition), destination: messages(down, partition) };
+        let name = &topic.downstream;
+        self.go_to_authority(wanted.source, name, partition, down.created_at).await?;
         let verdict = self.search(wanted, topic, partition, counted).await?;
         Ok(Answer::Verdict(identity, verdict))
     }
@@ -193,7 +207,7 @@ impl Links {
             let step = match self.poll(ask, name, partition).await {
                 Ok(polled) => search.polled(&polled),
                 Err(Trouble::Failed(failure)) => search.failed(&failure),
-                Err(unreachable) => return Err(words(key, unreachable)),
+                Err(unreachable) => return Err(words(&cluster(key), unreachable)),
             };
             ask = match step {
                 Step::Ask(next) => next,
@@ -234,7 +248,7 @@ impl Links {
     fn side(&mut self, side: Side) -> &mut Link {
         match side {
             Side::Upstream => &mut self.up,
-            Side::Destination => &mut self.down,
+            Side::Destination => self.authority.as_mut().unwrap_or(&mut self.down),
         }
     }
 }
@@ -251,7 +265,7 @@ async fn describe(
         Err(Trouble::Failed(Failure::Refused(code))) if (ServerError { code }).is_not_found() => {
             Ok(None)
         }
-        Err(trouble) => Err(words(key, trouble)),
+        Err(trouble) => Err(words(&cluster(key), trouble)),
     }
 }
 
@@ -260,11 +274,15 @@ fn messages(info: &TopicInfo, partition: u32) -> u64 {
     row.map_or(0, |row| row.messages_count)
 }
 
-fn words(cluster: &str, trouble: Trouble) -> String {
+pub(super) fn cluster(key: &str) -> String {
+    format!("cluster {key}")
+}
+
+pub(super) fn words(peer: &str, trouble: Trouble) -> String {
     let why = match trouble {
         Trouble::Unreachable(error) => error.to_string(),
         Trouble::Failed(Failure::Refused(code)) => ServerError { code }.to_string(),
         Trouble::Failed(failure) => format!("{failure:?}"),
     };
-    format!("cluster {cluster}: {why}")
+    format!("{peer}: {why}")
 }

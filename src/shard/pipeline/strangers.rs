@@ -1,0 +1,107 @@
+//! Addresses that the destination's nodes name and that lead to another cluster (M12, M14).
+//!
+//! A roster may be old, a network may translate, an address may have been given to somebody else.
+//! So a node that was not configured must show the topic that a configured address shows, and
+//! nothing is ever concluded from one that does not: no lost destination, no other history. The
+//! feed goes back to the configured addresses, leaves that one alone for a while, and says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::feed::{Ctx, Feed};
+use crate::iggy_wire::TopicInfo;
+use crate::shard::ballot;
+use crate::shard::snapshot::ForeignNode;
+use crate::time::Millis;
+
+/// How long an address is left alone: it may be a follower that has yet to hear of the topic.
+pub const LEFT_ALONE: Duration = Duration::from_secs(60);
+
+/// The identity that counts, and who shows another one.
+#[derive(Debug, Default)]
+pub(super) struct Strangers {
+    /// Creation time of the topic as a configured address showed it last.
+    home: Option<u64>,
+    known: Vec<Stranger>,
+}
+
+#[derive(Debug)]
+struct Stranger {
+    node: ForeignNode,
+    until: Millis,
+}
+
+impl Strangers {
+    /// What a configured address shows; another topic there makes strangers of nobody.
+    fn home_shows(&mut self, info: Option<&TopicInfo>) {
+        let home = info.map(|info| info.created_at);
+        if self.home != home {
+            self.known.clear();
+        }
+        self.home = home;
+    }
+
+    /// Whether the address is left alone.
+    pub(super) fn shuns(&self, address: &str, now: Millis) -> bool {
+        let is_it = |known: &Stranger| *known.node.address == *address && known.until > now;
+        self.known.iter().any(is_it)
+    }
+
+    fn met(&mut self, address: &Arc<str>, why: String, now: Millis) {
+        self.known.retain(|known| known.node.address != *address);
+        let node = ForeignNode { address: address.clone(), why };
+        self.known.push(Stranger { node, until: now + LEFT_ALONE });
+    }
+
+    /// The address shows the right topic.
+    pub(super) fn admit(&mut self, address: &str) {
+        self.known.retain(|known| *known.node.address != *address);
+    }
+
+    /// For status.
+    pub(super) fn shown(&self) -> Vec<ForeignNode> {
+        self.known.iter().map(|known| known.node.clone()).collect()
+    }
+}
+
+impl Feed {
+    /// Creation time of the destination topic as a configured address shows it.
+    pub(super) fn home_identity(&self) -> Option<u64> {
+        self.strangers.home
+    }
+
+    /// Whether the topic that the node in use shows can be believed; else the feed is on its way
+    /// back to the configured addresses.
+    pub(super) fn knows_node(&mut self, ctx: &mut Ctx<'_>, info: Option<&TopicInfo>) -> bool {
+        let Some(node) = ctx.conns.slot(self.down).guest().cloned() else {
+            self.strangers.home_shows(info);
+            return true;
+        };
+        let why = match self.strangers.home {
+            Some(home) => ballot::stranger(info, &self.topic().downstream, home),
+            None => Some("was reached before any configured address showed the topic".into()),
+        };
+        let Some(why) = why else {
+            self.strangers.admit(&node);
+            return true;
+        };
+        self.is_stranger(ctx, &node, why);
+        self.goes_home = true;
+        self.restart_resume(ctx);
+        false
+    }
+
+    /// An address led to another cluster.
+    pub(super) fn is_stranger(&mut self, ctx: &mut Ctx<'_>, address: &Arc<str>, why: String) {
+        self.error(format!("{address} {why}"));
+        self.strangers.met(address, why, ctx.now.mono);
+    }
+
+    /// Back to the configured addresses, if that is owed: what was found at one of the cluster's
+    /// own has to be seen there too.
+    pub(super) fn go_home(&mut self, ctx: &mut Ctx<'_>) {
+        if std::mem::take(&mut self.goes_home) {
+            self.leave_node(ctx);
+        }
+    }
+}
