@@ -104,7 +104,7 @@ impl Capture {
                 ctx.conns.assign(wish, ctx.now.mono, backoff())
             })
             .collect();
-        let mut sink = Sink::new(plan);
+        let mut sink = Sink::new(plan, &entry.routed);
         sink.outlet.start(ctx.now.mono);
         Capture {
             started,
@@ -272,7 +272,7 @@ fn fresh_entry(spec: &CaptureSpec) -> CaptureState {
         clean_stop: false,
         counters: Default::default(),
         gaps: Vec::new(),
-        paused: false,
         last_abandon_at: 0,
+        routed: Vec::new(),
     }
 }

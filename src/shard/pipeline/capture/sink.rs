@@ -20,6 +20,7 @@ use crate::ingest::postgres_cdc::{
 };
 use crate::pg_wire::Lsn;
 use crate::pg_wire::pgoutput::Column;
+use crate::statefile::{MAX_ROUTED, RoutedTable};
 
 /// Relation versions whose routes are kept (I5); beyond that they are worked out anew.
 const MAX_BOUND: usize = 65_536;
@@ -31,6 +32,8 @@ pub(super) struct Sink {
     bound: HashMap<u32, BoundRoute>,
     /// UPDATE or DELETE is captured.
     wants_rows_named: bool,
+    /// What tables are routed by has changed since it was last saved.
+    rerouted: bool,
     /// Rows of the transaction with this final LSN are passed over.
     pub given_up: Option<Lsn>,
     /// The last row that was taken: its transaction and its number.
@@ -54,17 +57,26 @@ pub(super) enum RowError {
 }
 
 impl Sink {
-    pub fn new(plan: &Arc<CapturePlan>) -> Sink {
+    /// `routed`: routing columns that tables had, as far as they are known.
+    pub fn new(plan: &Arc<CapturePlan>, routed: &[RoutedTable]) -> Sink {
         let envelope = EnvelopeOptions {
             form: plan.envelope.clone(),
             include_metadata: plan.include_metadata,
             numeric_as_string: plan.numeric_as_string,
         };
+        let mut outlet = Outlet::new(plan.clone());
+        outlet.remember(
+            routed
+                .iter()
+                .cloned()
+                .map(|RoutedTable { schema, name, columns }| ((schema, name), columns)),
+        );
         Sink {
-            outlet: Outlet::new(plan.clone()),
+            outlet,
             envelope: Envelope::new(envelope),
             bound: HashMap::new(),
             wants_rows_named: plan.operations.update || plan.operations.delete,
+            rerouted: false,
             given_up: None,
             last: None,
             without_payload: 0,
@@ -80,12 +92,11 @@ impl Sink {
         if self.given_up == Some(row.tx.final_lsn) {
             return Ok(());
         }
-        self.last = Some((row.tx, row.ordinal));
         if !self.bound.contains_key(&row.relation.version) {
             self.bind(row.relation)?;
         }
         let Some(bound) = self.bound.get(&row.relation.version) else { return Ok(()) };
-        match self.outlet.route(bound, &RowText(row)) {
+        let taken = match self.outlet.route(bound, &RowText(row)) {
             Routed::Destination(dest, choice) | Routed::Held(dest, choice, _) => {
                 self.write(row, dest, choice, None)
             }
@@ -98,7 +109,12 @@ impl Sink {
                 self.write(row, dest, choice, Some(reason))
             }
             Routed::Dropped(_) => Ok(()),
+        };
+        // A row that stops the capture is none that was taken: it comes again.
+        if taken.is_ok() {
+            self.last = Some((row.tx, row.ordinal));
         }
+        taken
     }
 
     fn bind(&mut self, relation: &Relation) -> Result<(), RouteError> {
@@ -109,6 +125,7 @@ impl Sink {
             relation.columns.iter().map(|column| (&*column.name, column.key)).collect();
         let bound = self.outlet.bind(&relation.schema, &relation.name, &columns)?;
         self.bound.insert(relation.version, bound);
+        self.rerouted = true;
         if relation.names_no_row() && self.wants_rows_named {
             self.outlet.tell(format!(
                 "replica_identity: {} has no primary key or replica identity any more: its UPDATE \
@@ -118,6 +135,18 @@ impl Sink {
             ));
         }
         Ok(())
+    }
+
+    /// What tables are routed by, if that has to be saved. A row whose position is on disk was
+    /// bound before, so its table is there as well.
+    pub fn rerouted(&mut self) -> Option<Vec<RoutedTable>> {
+        let table = |((schema, name), columns): (&(String, String), _)| RoutedTable {
+            schema: schema.clone(),
+            name: name.clone(),
+            columns,
+        };
+        let rerouted = std::mem::take(&mut self.rerouted);
+        rerouted.then(|| self.outlet.routed().map(table).take(MAX_ROUTED).collect())
     }
 
     /// Writes the row's message.
