@@ -356,3 +356,32 @@ fn a_saved_position_is_compared_with_the_slot() {
     assert!(seen.contains("there is no slot \"tidegate_shop\""), "{seen}");
     assert!(advice.contains("--accept-gap"), "{advice}");
 }
+
+#[test]
+fn routing_columns_that_no_table_or_no_delete_has_are_a_warning() {
+    let mut place = Place::new(
+        "create table orders (id bigint primary key, kind text); \
+         create table plain (id bigint primary key)",
+    );
+    let routed = |column: &str| {
+        format!(
+            "tables = [\"public.orders\", \"public.plain\"]\n[sources.shop.routing]\n\
+             topic_column = \"{column}\"\ndefault_topic = \"unknown\"\ndefault_stream = \"shop\""
+        )
+    };
+    place.source = routed("kind");
+    let checked = place.check();
+    checked.ok();
+    let (seen, advice) = checked.noted("warning", ": routing_identity");
+    assert!(seen.contains("\"kind\"") && seen.contains("public.orders"), "{seen}");
+    assert!(!seen.contains("public.plain") && advice.contains("REPLICA IDENTITY FULL"), "{advice}");
+    place.source = routed("kinds");
+    let (seen, _) = place.check().noted("warning", ": routing_column");
+    assert!(seen.contains("\"kinds\""), "{seen}");
+    place.pg.sql("alter table orders replica identity full");
+    place.source = routed("kind");
+    let checked = place.check();
+    checked.ok();
+    let about = |note: &[String; 5]| note[1].contains("routing_");
+    assert!(!checked.all("notes").iter().any(about), "{:#}", checked.report);
+}

@@ -13,8 +13,8 @@ use tidegate::cli::statedir::StateDir;
 use tidegate::shard::driver::child::send_signal;
 use tidegate::statefile::inspect::file_name;
 use tidegate::statefile::{
-    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
-    UnfinishedState, format,
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, RoutedTable,
+    SourceState, UnfinishedState, format,
 };
 
 /// A configuration and its state directory.
@@ -298,8 +298,12 @@ fn capture() -> CaptureState {
             found_at: 1_700_000_000_000_000,
             why: "slot \"tidegate_shop\" was gone".into(),
         }],
-        paused: true,
         last_abandon_at: 0,
+        routed: vec![RoutedTable {
+            schema: "public".into(),
+            name: "orders".into(),
+            columns: vec!["tenant".into()],
+        }],
     }
 }
 
@@ -314,14 +318,14 @@ fn show_prints_captures_with_positions_as_postgres_writes_them() {
         "tidegate_shop  16/B374D848",
         "shop, system 7523190467211098765",
         "tidegate_shop: 200 rows of transaction 815, committed at 16/B3750000, are done",
-        "tidegate_shop: paused by the operator",
+        "tidegate_shop: public.orders is routed by tenant",
         "gap of 16 bytes of log, 0/10 to 0/20, found 2023-11-14T22:13:20Z: slot",
     ] {
         assert!(ran.out.contains(said), "{said:?} not in {}", ran.out);
     }
     let report = place.run(&["state", "show", "--json"]).json();
     let capture = &report["sources"][0]["captures"][0];
-    assert_eq!((&capture["position"], &capture["paused"]), (&"16/B374D848".into(), &true.into()));
+    assert_eq!(capture["position"], "16/B374D848");
     assert_eq!(capture["counters"]["messages"], 4_711);
 }
 

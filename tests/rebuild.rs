@@ -295,6 +295,71 @@ fn an_unreadable_file_is_set_aside_by_a_rebuild_of_all_and_by_nothing_less() {
     rig.assert_exact();
 }
 
+/// A copy of one partition whose place cannot be found, and its state file flipped.
+fn unreadable_and_refused(pair: &Pair) -> (Rig, Vec<u8>) {
+    let rig = Rig::copied(pair, 1, 60);
+    rig.write_foreign(0, 20);
+    let mut bytes = fs::read(rig.file()).expect("a state file");
+    bytes[100] ^= 1;
+    fs::write(rig.file(), &bytes).expect("written");
+    (rig, bytes)
+}
+
+#[test]
+fn an_unreadable_file_is_set_aside_even_if_every_partition_is_refused() {
+    let pair = Pair::start();
+    let (rig, bytes) = unreadable_and_refused(&pair);
+    let ran = rig.rebuild(&["--yes"]).exits(1);
+    let name = format!("{} partition 0", rig.topic);
+    assert!(ran.out.contains("no position was written"), "{}", ran.out);
+    assert!(!ran.out.contains("nothing was changed"), "{}", ran.out);
+    assert!(ran.out.contains(&format!("{name}: no position is saved; it begins as new")));
+    let aside = ran.out.lines().find_map(|line| line.split_once(" is now ")).expect("both names");
+    assert_eq!(
+        (aside.0, fs::exists(rig.file()).expect("seen")),
+        (rig.file().to_str().unwrap(), false)
+    );
+    assert_eq!(fs::read(aside.1).expect("evidence"), bytes);
+    // The partition stops rather than guess, and its place can be named now.
+    let mut daemon = rig.start();
+    rig.reason(&mut daemon, 0, "nonempty_destination");
+    daemon.stop();
+    rig.accept(60).exits(0);
+    rig.write_all(60..90);
+    let mut daemon = rig.start();
+    rig.catch_up(&mut daemon);
+    daemon.stop();
+    let (up, down) = (pair.up.seen(&rig.topic, 0, 60), pair.down.seen(&rig.topic, 0, 80));
+    assert!(compare_logs(&up, &down).is_exact());
+}
+
+#[test]
+fn an_unreadable_file_stays_where_a_refused_partition_would_be_copied_again_unasked() {
+    let pair = Pair::start();
+    let (rig, bytes) = unreadable_and_refused(&pair);
+    let rig = Rig { config: rig.config.clone().source("on_nonempty_destination", "append"), ..rig };
+    let ran = rig.rebuild(&["--yes"]).exits(3);
+    assert!(ran.err.contains("nothing was changed"), "{}", ran.err);
+    assert!(ran.err.contains("on_nonempty_destination = \"fail\""), "{}", ran.err);
+    assert_eq!(fs::read(rig.file()).expect("the file"), bytes);
+}
+
+#[test]
+fn an_unreadable_file_of_a_copy_that_never_began_is_set_aside_and_the_copy_begins() {
+    let pair = Pair::start();
+    let rig = Rig::copied(&pair, 1, 0);
+    fs::write(rig.file(), b"torn").expect("written");
+    let report = rig.rebuild(&["--yes", "--json"]).exits(0).json();
+    assert_eq!(report["partitions"][0]["result"], "empty", "{report:#}");
+    assert_eq!(report["written"].as_array().map(Vec::len), Some(0));
+    assert_eq!(fs::read(text(&report["set_aside"][0]["to"])).expect("evidence"), b"torn");
+    rig.write_all(0..30);
+    let mut daemon = rig.start();
+    rig.catch_up(&mut daemon);
+    daemon.stop();
+    rig.assert_exact();
+}
+
 #[test]
 fn a_file_of_a_newer_release_is_left_alone() {
     let pair = Pair::start();

@@ -1,23 +1,29 @@
 //! The HTTP side: one thread, one request per connection, everything bounded.
 //!
-//! A connection gets [`HEADER_TIMEOUT`] to say what it wants and [`CONNECTION_TIMEOUT`] in all;
-//! beyond [`MAX_CONNECTIONS`] a caller hears 503 at once, so that however many callers there are,
-//! the data path keeps its descriptors.
+//! A connection gets [`HEADER_TIMEOUT`] to say what it wants and [`CONNECTION_TIMEOUT`] in all.
+//! There are never more than [`MAX_CONNECTIONS`], so that the data path keeps its descriptors.
+//! Where all are taken, a new caller gets the place of the one that has said nothing for longest:
+//! strangers who only hold connections keep nobody from asking whether the daemon lives. If all
+//! have asked and wait for their answers, the new one hears 503.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::net::{TcpListener, UnixListener, UnixSocket};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
 use super::board::Board;
 use super::routes::{Desk, router};
@@ -27,6 +33,8 @@ use crate::shard::order::Ask;
 
 /// Connections served at the same time.
 const MAX_CONNECTIONS: usize = 16;
+/// Callers that the kernel keeps for us to accept.
+const BACKLOG: u32 = 128;
 /// From accept to the end of the request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// From accept to the last byte of the answer.
@@ -107,25 +115,28 @@ pub fn start(plan: &AdminPlan, board: Board, orders: Post<Ask>) -> io::Result<Ad
 /// A listening socket that no runtime has yet.
 enum Bound {
     Tcp(std::net::TcpListener),
-    Unix(std::os::unix::net::UnixListener, PathBuf),
+    Unix(UnixSocket, PathBuf),
 }
 
 impl Bound {
     fn bind(listen: &Listen) -> io::Result<Bound> {
-        let bound = match listen {
-            Listen::Tcp(address) => Bound::Tcp(std::net::TcpListener::bind(address)?),
+        match listen {
+            Listen::Tcp(address) => {
+                let listener = std::net::TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(Bound::Tcp(listener))
+            }
             Listen::Unix(path) => {
                 remove_stale(path)?;
-                let listener = std::os::unix::net::UnixListener::bind(path)?;
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-                Bound::Unix(listener, path.clone())
+                let socket = UnixSocket::new_stream()?;
+                // The file gets the mode of the socket, less the umask: there is no moment at
+                // which anybody else could connect.
+                let owned = std::fs::File::from(socket.as_fd().try_clone_to_owned()?);
+                owned.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+                socket.bind(path)?;
+                Ok(Bound::Unix(socket, path.clone()))
             }
-        };
-        match &bound {
-            Bound::Tcp(listener) => listener.set_nonblocking(true)?,
-            Bound::Unix(listener, _) => listener.set_nonblocking(true)?,
         }
-        Ok(bound)
     }
 
     fn address(&self) -> io::Result<Listen> {
@@ -138,7 +149,7 @@ impl Bound {
     fn into_listener(self) -> io::Result<Listener> {
         match self {
             Bound::Tcp(listener) => TcpListener::from_std(listener).map(Listener::Tcp),
-            Bound::Unix(listener, _) => UnixListener::from_std(listener).map(Listener::Unix),
+            Bound::Unix(socket, _) => socket.listen(BACKLOG).map(Listener::Unix),
         }
     }
 }
@@ -167,26 +178,29 @@ type Service = TowerToHyperService<Router>;
 
 async fn accept_all(listener: Listener, router: Router) {
     let service = TowerToHyperService::new(router);
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut places = Places::default();
     let mut failures: u64 = 0;
     loop {
-        let accepted =
-            match &listener {
-                Listener::Tcp(listener) => listener.accept().await.map(|(socket, _)| {
-                    match Arc::clone(&slots).try_acquire_owned() {
-                        Ok(slot) => drop(tokio::spawn(serve_one(socket, service.clone(), slot))),
-                        Err(_) => refuse(socket.into_std()),
-                    }
-                }),
-                Listener::Unix(listener) => listener.accept().await.map(|(socket, _)| {
-                    match Arc::clone(&slots).try_acquire_owned() {
-                        Ok(slot) => drop(tokio::spawn(serve_one(socket, service.clone(), slot))),
-                        Err(_) => refuse(socket.into_std()),
-                    }
-                }),
-            };
+        let accepted = match &listener {
+            Listener::Tcp(listener) => {
+                listener.accept().await.map(|(socket, _)| match places.make_room() {
+                    true => places.take(|asked| serve_one(socket, service.clone(), asked)),
+                    false => refuse(socket.into_std()),
+                })
+            }
+            Listener::Unix(listener) => {
+                listener.accept().await.map(|(socket, _)| match places.make_room() {
+                    true => places.take(|asked| serve_one(socket, service.clone(), asked)),
+                    false => refuse(socket.into_std()),
+                })
+            }
+        };
         match accepted {
-            Ok(()) => failures = 0,
+            Ok(()) => {
+                failures = 0;
+                // The new caller is read before the next one may take its place.
+                tokio::task::yield_now().await;
+            }
             Err(error) => {
                 if failures.is_multiple_of(ACCEPT_FAILURES_PER_LINE) {
                     tracing::warn!(%error, "the admin interface cannot accept a connection");
@@ -198,11 +212,48 @@ async fn accept_all(listener: Listener, router: Router) {
     }
 }
 
+/// The connections that are served, in the order in which they came.
+#[derive(Default)]
+struct Places(Vec<Place>);
+
+struct Place {
+    /// The request's headers are there.
+    asked: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Places {
+    /// True if there is a place, if need be that of the oldest caller that has not asked.
+    fn make_room(&mut self) -> bool {
+        self.0.retain(|place| !place.task.is_finished());
+        if self.0.len() < MAX_CONNECTIONS {
+            return true;
+        }
+        let is_silent = |place: &Place| !place.asked.load(Ordering::Relaxed);
+        let Some(silent) = self.0.iter().position(is_silent) else { return false };
+        self.0.remove(silent).task.abort();
+        true
+    }
+
+    fn take<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        serve: impl FnOnce(Arc<AtomicBool>) -> F,
+    ) {
+        let asked = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(serve(asked.clone())).abort_handle();
+        self.0.push(Place { asked, task });
+    }
+}
+
 async fn serve_one(
     socket: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
-    slot: OwnedSemaphorePermit,
+    asked: Arc<AtomicBool>,
 ) {
+    let service = service_fn(|request| {
+        asked.store(true, Ordering::Relaxed);
+        service.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
@@ -213,7 +264,6 @@ async fn serve_one(
     // Broken and overdue connections are the caller's business: nothing was changed, nothing is
     // worth a log line that a stranger could repeat at will.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
-    drop(slot);
 }
 
 /// One attempt to say why, then the socket closes; a caller that does not read costs nothing.
@@ -507,14 +557,84 @@ mod tests {
     }
 
     #[test]
+    fn silent_callers_keep_nobody_from_asking_whether_it_lives() {
+        let (server, ..) = serve_with(&plan("0.0.0.0:0", Some("secret")));
+        let mut silent = Vec::new();
+        for number in 0..4 * MAX_CONNECTIONS {
+            let mut socket = dial(&server);
+            if number % 2 == 0 {
+                socket.write_all(b"GET /livez HT").unwrap();
+            }
+            silent.push(socket);
+            let begun = Instant::now();
+            assert_eq!(ask(&server, "GET", "/livez").0, 200, "{number} silent callers");
+            assert!(begun.elapsed() < HEADER_TIMEOUT / 2, "{:?}", begun.elapsed());
+        }
+    }
+
+    #[test]
+    fn callers_that_wait_for_their_answers_keep_their_places() {
+        let board = Board::new(info(1, &["orders"]));
+        let (post, orders, _heard) = mailbox(MAX_CONNECTIONS).unwrap();
+        let server = start(&plan("127.0.0.1:0", Some("secret")), board, post).unwrap();
+        let head = format!("POST /sources/orders/pause HTTP/1.1\r\nhost: x\r\n{TOKEN}\r\n");
+        let mut asking: Vec<_> = (0..MAX_CONNECTIONS).map(|_| dial(&server)).collect();
+        for socket in &mut asking {
+            socket.write_all(head.as_bytes()).unwrap();
+        }
+        let mut asked = Vec::new();
+        let begun = Instant::now();
+        while asked.len() < MAX_CONNECTIONS && begun.elapsed() < HEADER_TIMEOUT {
+            asked.extend(orders.take());
+        }
+        assert_eq!(asked.len(), MAX_CONNECTIONS, "all were read");
+        let busy = talk(&server, "");
+        assert!(busy.starts_with("HTTP/1.1 503"), "the caller too many hears why: {busy:?}");
+        for asked in asked {
+            (asked.reply)(Ok("paused".into()));
+        }
+        for mut socket in asking {
+            let mut answer = String::new();
+            let _ = socket.read_to_string(&mut answer);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_socket_file_is_never_open_to_others_while_it_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = Listen::Unix(dir.path().join("admin.sock"));
+        let Listen::Unix(path) = &listen else { unreachable!() };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut seen = std::collections::BTreeSet::new();
+                while !stop.load(Ordering::Relaxed) {
+                    if let Ok(meta) = std::fs::symlink_metadata(path) {
+                        seen.insert(meta.permissions().mode() & 0o777);
+                    }
+                }
+                seen
+            });
+            for _ in 0..2_000 {
+                drop(Bound::bind(&listen).unwrap());
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(watcher.join().unwrap().into_iter().collect::<Vec<_>>(), [0o600]);
+        });
+    }
+
+    #[test]
     fn silent_callers_are_bounded_and_let_go() {
         let (server, _board) = serve();
         let begun = Instant::now();
         let mut silent: Vec<_> = (0..MAX_CONNECTIONS).map(|_| dial(&server)).collect();
         // One of them dribbles; that buys no more time.
-        silent[0].write_all(b"GET /livez HT").unwrap();
-        let busy = talk(&server, "");
-        assert!(busy.starts_with("HTTP/1.1 503"), "the caller too many hears why: {busy:?}");
+        silent[1].write_all(b"GET /livez HT").unwrap();
+        // One more takes the place of the oldest.
+        silent.push(dial(&server));
+        assert_eq!(silent.remove(0).read(&mut [0; 16]).unwrap_or(0), 0, "the oldest is let go");
+        assert!(begun.elapsed() < HEADER_TIMEOUT, "{:?}", begun.elapsed());
         for mut socket in silent {
             let mut rest = Vec::new();
             let _ = socket.read_to_end(&mut rest);

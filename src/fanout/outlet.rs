@@ -171,6 +171,17 @@ impl Outlet {
         self.router.bind(&mut self.table, schema, name, columns)
     }
 
+    /// The routing columns of each table: what is known from before is told by
+    /// [`Outlet::remember`], what is known now is to be saved with the position.
+    pub fn routed(&self) -> impl Iterator<Item = (&(String, String), Vec<String>)> {
+        self.router.routed()
+    }
+
+    /// See [`Outlet::routed`].
+    pub fn remember(&mut self, tables: impl IntoIterator<Item = ((String, String), Vec<String>)>) {
+        self.router.remember(tables);
+    }
+
     /// Where a row goes. What is not dropped is then written, between [`Outlet::begin`] and
     /// [`Outlet::end`].
     pub fn route(&mut self, bound: &BoundRoute, row: &impl Columns) -> Routed {

@@ -5,7 +5,7 @@
 //! by_table wins over the columns. NULL or a missing column means the default of that part.
 //! Where nothing says anything, `on_missing_destination` decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::admission::{Disposition, Reason, disposition, judge};
@@ -112,7 +112,7 @@ pub enum Routed {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "table {table} has no column {column:?} any more, which {key} of the source names; put it \
-     back, or change the configuration and restart"
+     back, or name the table's destination in by_table or another {key}, and restart"
 )]
 pub struct RouteError {
     /// Schema and name.
@@ -141,7 +141,7 @@ pub struct RouteCounters {
 pub struct Router {
     plan: Arc<CapturePlan>,
     /// Routing columns that a table had, by schema and name.
-    seen: BTreeMap<(String, String), Vec<&'static str>>,
+    seen: BTreeMap<(String, String), BTreeSet<String>>,
     dead_letter: Option<DestId>,
     counters: RouteCounters,
 }
@@ -156,6 +156,26 @@ impl Router {
         let dead_letter = plan.routing.admission.dead_letter.as_ref();
         let dead_letter = dead_letter.and_then(|name| table.admit(&name.stream, &name.topic));
         Router { plan, seen: BTreeMap::new(), dead_letter, counters: RouteCounters::default() }
+    }
+
+    /// Remembers the routing columns that tables had before this start.
+    pub fn remember(&mut self, tables: impl IntoIterator<Item = ((String, String), Vec<String>)>) {
+        for (table, columns) in tables {
+            self.seen.entry(table).or_default().extend(columns);
+        }
+    }
+
+    /// Every table seen that had a column that the plan routes by, with those columns.
+    pub fn routed(&self) -> impl Iterator<Item = (&(String, String), Vec<String>)> {
+        let RoutingPlan { topic_column, stream_column, partition_key_column, .. } =
+            &self.plan.routing;
+        let named = [topic_column, stream_column, partition_key_column];
+        let of_plan = move |table, columns: &BTreeSet<String>| {
+            let counts = |column: &&String| named.iter().any(|name| name.as_ref() == Some(column));
+            let kept: Vec<String> = columns.iter().filter(counts).cloned().collect();
+            (!kept.is_empty()).then_some((table, kept))
+        };
+        self.seen.iter().filter_map(move |(table, columns)| of_plan(table, columns))
     }
 
     /// What became of the messages so far.
@@ -187,11 +207,9 @@ impl Router {
             let Some(column) = column else { return Ok(None) };
             let index = columns.iter().position(|(name, _)| *name == column);
             let place = (schema.to_owned(), name.to_owned());
-            let seen = self.seen.entry(place).or_default();
-            if index.is_some() && !seen.contains(&key) {
-                seen.push(key);
-            }
-            if index.is_none() && seen.contains(&key) {
+            if index.is_some() {
+                self.seen.entry(place).or_default().insert(column.clone());
+            } else if self.seen.get(&place).is_some_and(|seen| seen.contains(column)) {
                 let (table, column) = (format!("{schema}.{name}"), column.clone());
                 return Err(RouteError { table, column, key });
             }
@@ -203,13 +221,14 @@ impl Router {
             find("topic_column", &routing.topic_column),
             find("stream_column", &routing.stream_column),
         ];
-        let key_column = find("partition_key_column", &routing.partition_key_column)?;
+        let key_column = find("partition_key_column", &routing.partition_key_column);
         let [topic, stream] = stripped;
-        // A table with a destination of its own may lose them.
+        // A table with a destination of its own may lose them, and with one in by_table the key.
         let (topic, stream) = match fixed {
             Some(_) => (topic.unwrap_or(None), stream.unwrap_or(None)),
             None => (topic?, stream?),
         };
+        let key_column = if by_table.is_some() { key_column.unwrap_or(None) } else { key_column? };
         let (place, meant) = match fixed {
             Some(to) => (Place::Fixed(self.admit(table, to)), Some(to)),
             None if routing.topic_column.is_some() || routing.stream_column.is_some() => {

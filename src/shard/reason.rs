@@ -166,6 +166,9 @@ reasons! {
     CAPTURE_REFUSED = Error "capture_refused", "see the detail, then restart the source";
     /// By the operator's word (T2).
     PAUSED = Stopped "paused", "resume it: POST /sources/<key>/resume";
+    /// T2: whether an operator paused it cannot be seen.
+    PAUSE_UNKNOWN = Error "pause_unknown",
+        "make the marker file readable, then POST /sources/<key>/resume or pause";
     /// Drained.
     DRAINED = Stopped "drained", "";
     /// Draining.

@@ -325,8 +325,8 @@ mod tests {
                 clean_stop: true,
                 counters: Default::default(),
                 gaps: Vec::new(),
-                paused: false,
                 last_abandon_at: 0,
+                routed: Vec::new(),
             });
         }
         assert!(matches!(

@@ -6,8 +6,8 @@
 use rkyv::{Archive, Serialize};
 
 use super::{
-    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
-    UnfinishedState,
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, RoutedTable,
+    SourceState, UnfinishedState,
 };
 use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 
@@ -102,8 +102,15 @@ struct Capture {
     clean_stop: bool,
     counters: CaptureCounts,
     gaps: Vec<LsnHole>,
-    paused: bool,
     last_abandon_at: u64,
+    routed: Vec<Routed>,
+}
+
+#[derive(Archive, Serialize)]
+struct Routed {
+    schema: String,
+    name: String,
+    columns: Vec<String>,
 }
 
 #[derive(Archive, Serialize)]
@@ -211,6 +218,11 @@ impl From<&LastMessage> for Last {
 impl From<&CaptureState> for Capture {
     fn from(capture: &CaptureState) -> Capture {
         let c = capture.counters;
+        let routed = |table: &RoutedTable| Routed {
+            schema: table.schema.clone(),
+            name: table.name.clone(),
+            columns: table.columns.clone(),
+        };
         let gap = |g: &LsnGap| LsnHole {
             first: g.first,
             last: g.last,
@@ -243,8 +255,8 @@ impl From<&CaptureState> for Capture {
                 gaps: c.gaps,
             },
             gaps: capture.gaps.iter().map(gap).collect(),
-            paused: capture.paused,
             last_abandon_at: capture.last_abandon_at,
+            routed: capture.routed.iter().map(routed).collect(),
         }
     }
 }
@@ -311,8 +323,18 @@ impl ArchivedCapture {
                 gaps: c.gaps.to_native(),
             },
             gaps: gaps.collect(),
-            paused: self.paused,
             last_abandon_at: self.last_abandon_at.to_native(),
+            routed: self.routed.iter().map(ArchivedRouted::to_table).collect(),
+        }
+    }
+}
+
+impl ArchivedRouted {
+    fn to_table(&self) -> RoutedTable {
+        RoutedTable {
+            schema: self.schema.as_str().to_owned(),
+            name: self.name.as_str().to_owned(),
+            columns: self.columns.iter().map(|column| column.as_str().to_owned()).collect(),
         }
     }
 }

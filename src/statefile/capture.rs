@@ -35,10 +35,22 @@ pub struct CaptureState {
     pub counters: CaptureCounters,
     /// Latest gap records, oldest first, at most [`MAX_GAPS`].
     pub gaps: Vec<LsnGap>,
-    /// Paused by the operator; survives restarts (T2).
-    pub paused: bool,
     /// When a batch was last abandoned (C5), microseconds since the Unix epoch; 0 for never.
     pub last_abandon_at: u64,
+    /// Routing columns that tables had, at most [`MAX_ROUTED`] tables: one that is gone later
+    /// stops the capture, also after a restart (P6).
+    pub routed: Vec<RoutedTable>,
+}
+
+/// A table and the columns of it that rows were routed by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutedTable {
+    /// Its schema.
+    pub schema: String,
+    /// Its name.
+    pub name: String,
+    /// Names of the columns, ascending.
+    pub columns: Vec<String>,
 }
 
 /// The rows of the next transaction that are done. It only saves work: if anything differs, the
@@ -84,6 +96,11 @@ pub struct LsnGap {
     /// Why, in a sentence.
     pub why: String,
 }
+
+/// Tables whose routing columns are kept.
+pub const MAX_ROUTED: usize = 4096;
+/// Routing columns of one table: topic, stream and partition key, and those of other settings.
+pub const MAX_ROUTED_COLUMNS: usize = 16;
 
 /// Longest reason of a gap, in bytes.
 pub const MAX_WHY: usize = 255;
@@ -139,6 +156,16 @@ pub(super) fn check(capture: &CaptureState) -> Result<(), Fault> {
     if let Some(gap) = capture.gaps.iter().find(|gap| gap.why.len() > MAX_WHY) {
         return bad(format!("a reason of {} bytes", gap.why.len()), "at most 255 bytes");
     }
+    if capture.routed.len() > MAX_ROUTED {
+        return bad(format!("{} routed tables", capture.routed.len()), "at most 4096");
+    }
+    if let Some(table) = capture.routed.iter().find(|table| {
+        !(1..=MAX_ROUTED_COLUMNS).contains(&table.columns.len())
+            || !table.columns.is_sorted_by(|a, b| a < b)
+    }) {
+        let seen = format!("columns {:?} of table {:?}", table.columns, table.name);
+        return bad(seen, "1 to 16 different ones in order");
+    }
     Ok(())
 }
 
@@ -165,7 +192,7 @@ mod tests {
     #[test]
     fn values_that_contradict_each_other_are_refused() {
         type Change = fn(&mut CaptureState);
-        let changes: [(&str, Change); 11] = [
+        let changes: [(&str, Change); 14] = [
             ("no slot", |c| c.slot = String::new()),
             ("long slot", |c| c.slot = "s".repeat(64)),
             ("upper case slot", |c| c.slot = "Slot".into()),
@@ -179,6 +206,9 @@ mod tests {
             ("empty gap", |c| c.gaps[0].last = c.gaps[0].first),
             ("too many gaps", |c| c.gaps = vec![c.gaps[0].clone(); MAX_GAPS + 1]),
             ("endless reason", |c| c.gaps[0].why = "x".repeat(MAX_WHY + 1)),
+            ("too many tables", |c| c.routed = vec![c.routed[0].clone(); MAX_ROUTED + 1]),
+            ("a table without columns", |c| c.routed[0].columns.clear()),
+            ("a column twice", |c| c.routed[0].columns = vec!["a".into(), "a".into()]),
         ];
         assert_eq!(check(&full_capture()), Ok(()));
         for (name, change) in changes {

@@ -16,7 +16,9 @@ pub mod store;
 
 use crate::batch::{DeltaPiece, Fingerprint, Gap, SourceKey, TopicName};
 
-pub use capture::{CaptureCounters, CaptureState, LsnGap, MAX_WHY, UnfinishedState};
+pub use capture::{
+    CaptureCounters, CaptureState, LsnGap, MAX_ROUTED, MAX_WHY, RoutedTable, UnfinishedState,
+};
 
 /// All that one shard knows of one source; the content of one state file.
 #[derive(Clone, Debug, PartialEq)]

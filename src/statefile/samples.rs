@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::{
-    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, SourceState,
-    UnfinishedState,
+    CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, RoutedTable,
+    SourceState, UnfinishedState,
 };
 use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
 
@@ -95,8 +95,12 @@ pub(super) fn full_capture() -> CaptureState {
             found_at: 1_752_000_000_000_005,
             why: "accepted by the operator".into(),
         }],
-        paused: true,
         last_abandon_at: 1_752_000_000_000_006,
+        routed: vec![RoutedTable {
+            schema: "public".into(),
+            name: "örders".into(),
+            columns: vec!["region".into(), "tenant".into()],
+        }],
     }
 }
 
@@ -113,8 +117,8 @@ pub(super) fn fresh_capture() -> CaptureState {
         clean_stop: false,
         counters: CaptureCounters::default(),
         gaps: Vec::new(),
-        paused: false,
         last_abandon_at: 0,
+        routed: Vec::new(),
         ..full_capture()
     }
 }
@@ -168,13 +172,13 @@ fn any_capture() -> impl Strategy<Value = CaptureState> {
     (
         (name, name, ".{0,60}", any::<[u64; 4]>(), 1..=u32::MAX),
         (prop::option::of(next), any::<[u64; 6]>(), prop::collection::vec(gap, 0..9)),
-        (any::<bool>(), any::<bool>(), any::<u64>()),
+        (any::<bool>(), any::<u64>(), any_routed()),
     )
         .prop_map(
             |(
                 (database, decoder, publication, n, timeline),
                 (next, c, gaps),
-                (stop, paused, at),
+                (stop, at, routed),
             )| {
                 let [epoch, sequence, system_id, end] = n;
                 let unfinished = next.map(|(final_lsn, xid, ordinal, config_hash)| {
@@ -202,11 +206,21 @@ fn any_capture() -> impl Strategy<Value = CaptureState> {
                         gaps: gap_count,
                     },
                     gaps,
-                    paused,
                     last_abandon_at: at,
+                    routed,
                 }
             },
         )
+}
+
+fn any_routed() -> impl Strategy<Value = Vec<RoutedTable>> {
+    let columns = prop::collection::btree_set(".{0,20}", 1..4);
+    let table = (".{0,20}", ".{0,20}", columns).prop_map(|(schema, name, columns)| RoutedTable {
+        schema,
+        name,
+        columns: columns.into_iter().collect(),
+    });
+    prop::collection::vec(table, 0..5)
 }
 
 fn any_feed() -> impl Strategy<Value = FeedState> {

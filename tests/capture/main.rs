@@ -8,6 +8,7 @@ mod admission;
 mod basics;
 mod commits;
 mod faults;
+mod nodes;
 mod orders;
 mod outages;
 mod progress;

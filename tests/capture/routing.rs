@@ -44,6 +44,84 @@ fn two_tables_fill_two_topics_and_what_nothing_reaches_is_told_h04() {
 }
 
 #[test]
+fn a_destination_that_is_listed_twice_is_one_that_gets_every_row_once_h04() {
+    let stage = Stage::new(
+        TWO_TABLES,
+        r#"
+tables = ["public.orders", "public.users"]
+[sources.shop.routing.by_table]
+"public.orders" = { stream = "$stream", topic = "all" }
+"public.users" = { stream = "$stream", topic = "all" }
+[sources.shop.routing.admission]
+mode = "allowlist"
+allowlist = [{ stream = "$stream", topic = "all" }, { stream = "$stream", topic = "all" }]
+"#,
+    );
+    let mut daemon = stage.streaming();
+    for id in 1..=10 {
+        stage.pg.sql(&format!(
+            "insert into orders values ({id}, 'o'); insert into users values ({}, 'u')",
+            id + 100
+        ));
+    }
+    stage.wait_for(&mut daemon, "all", 20);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    let mut ids = row_ids(&stage.got("all"));
+    ids.sort_unstable();
+    assert_eq!(ids, (1..=10).chain(101..=110).collect::<Vec<i64>>(), "10 and 10, each once");
+    eventually(limit(), "one destination", || {
+        let body = daemon.get("/connectors/shop/destinations").ok()?.1;
+        let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        when(shown.as_array().map(Vec::len) == Some(1))
+    });
+    let lines = daemon.lines();
+    assert!(lines.iter().any(|line| line.contains("listed twice")), "{}", lines.join("\n"));
+    daemon.stop();
+}
+
+/// One table routed by its column `kind`, another without that column.
+const BY_KIND: &str = r#"
+tables = ["public.events", "public.plain"]
+[sources.shop.routing]
+topic_column = "kind"
+default_topic = "unknown"
+default_stream = "$stream"
+"#;
+
+#[test]
+fn a_routing_column_that_is_gone_stops_the_capture_also_behind_a_restart() {
+    let mut stage = Stage::new(
+        "create table events (id bigint primary key, kind text);\
+         create table plain (id bigint primary key)",
+        BY_KIND,
+    );
+    let mut daemon = stage.streaming();
+    stage.pg.sql("insert into events values (1, 'login'); insert into plain values (2)");
+    stage.wait_for(&mut daemon, "login", 1);
+    assert_eq!(row_ids(&stage.wait_for(&mut daemon, "unknown", 1)), [2], "it never had one");
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+    // The first that the next process hears of the table is that it has no such column.
+    stage.pg.sql("alter table events drop column kind; insert into events values (3)");
+    for _ in 0..2 {
+        let mut daemon = stage.start();
+        let shown = stage.reason(&mut daemon, "routing_column_missing");
+        assert_eq!(shown["status"], "Error");
+        let detail = shown["detail"].as_str().expect("text");
+        assert!(detail.contains("public.events") && detail.contains("\"kind\""), "{detail}");
+        assert_eq!(row_ids(&stage.got("unknown")), [2], "row 3 is not sent elsewhere");
+        daemon.kill();
+    }
+    let text = "[sources.shop.routing.by_table]\n\
+                \"public.events\" = { stream = \"$stream\", topic = \"events\" }\n";
+    stage.source.push_str(&text.replace("$stream", &stage.stream));
+    let mut daemon = stage.streaming();
+    assert_eq!(row_ids(&stage.wait_for(&mut daemon, "events", 1)), [3]);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+}
+
+#[test]
 fn the_slot_waits_for_every_destination_of_a_transaction() {
     let test = "the_slot_waits_for_every_destination_of_a_transaction";
     let mut stage = Stage::new(TWO_TABLES, BY_TABLE);

@@ -52,7 +52,7 @@ pub struct Stage {
     pub stream: String,
     /// Where the source connects to; a proxy, maybe.
     pub connection: String,
-    /// Where the destination is; a proxy, maybe.
+    /// Where the destination is, several nodes with commas between; a proxy, maybe.
     pub address: String,
 }
 
@@ -68,8 +68,11 @@ impl Stage {
     }
 
     pub fn on(pg: Postgres, sql: &str, source: &str) -> Stage {
+        Stage::with_pair(pg, sql, source, Pair::start())
+    }
+
+    pub fn with_pair(pg: Postgres, sql: &str, source: &str, pair: Pair) -> Stage {
         pg.sql(sql);
-        let pair = Pair::start();
         let stream = format!("cap{:x}", fastrand::u64(..));
         let (connection, address) = (pg.url(), pair.down.address());
         let cluster = "request_timeout = \"2s\"".to_owned();
@@ -83,7 +86,7 @@ impl Stage {
     pub fn config(&self) -> String {
         format!(
             "[daemon]\nstate_dir = {:?}\n{}\n[admin]\nlisten = \"{}\"\ntoken = {:?}\n\
-             [clusters.west]\naddress = {:?}\nusername = \"iggy\"\npassword = \"iggy\"\n\
+             [clusters.west]\naddresses = {:?}\nusername = \"iggy\"\npassword = \"iggy\"\n\
              allow_untested_server = true\n{}\n\
              [sources.shop]\nkind = \"postgres_cdc\"\nto = \"west\"\nconnection = {:?}\n\
              retry_interval = \"50ms\"\nmax_retry_interval = \"500ms\"\n{}\n",
@@ -91,7 +94,7 @@ impl Stage {
             self.daemon,
             self.home.admin(),
             super::support::ADMIN_TOKEN,
-            self.address,
+            self.address.split(',').collect::<Vec<_>>(),
             self.cluster,
             self.connection,
             self.source,

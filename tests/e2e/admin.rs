@@ -180,3 +180,63 @@ fn without_io_uring_a_full_copy_runs_on_epoll_and_says_so_once_h35() {
     daemon.stop();
     rig.assert_exact();
 }
+
+#[test]
+fn a_source_that_rests_makes_and_grows_no_topic() {
+    let pair = Pair::start();
+    let rig = Rig::new(&pair, 1).with(|config| config.source("discovery_interval", "100ms"));
+    rig.write_all(0..20);
+    let mut daemon = rig.start();
+    rig.copied(&mut daemon);
+    assert_eq!(daemon.order("/sources/mirror/pause").expect("an answer").0, 200);
+    rig.reason(&mut daemon, 0, "paused");
+    pair.up.add_partitions(&rig.topic, 2);
+    let count = || pair.down.topic(&rig.topic).map(|topic| topic.partitions_count);
+    throughout(Duration::from_secs(1), "no partition is added", || count() == Some(1));
+    assert_eq!(daemon.order("/sources/mirror/restart").expect("an answer").0, 200);
+    throughout(Duration::from_secs(1), "nor by a restart", || count() == Some(1));
+    daemon.stop();
+    // A topic that nothing is saved of, found by a start that rests.
+    let state = rig.home.state_dir().join("mirror.0.state");
+    std::fs::remove_file(state).expect("a state file");
+    pair.down.delete_stream(&rig.topic.stream);
+    let mut daemon = rig.start();
+    rig.source_reason(&mut daemon, "paused");
+    throughout(Duration::from_secs(1), "no topic is made", || count().is_none());
+    assert_eq!(daemon.order("/sources/mirror/resume").expect("an answer").0, 200);
+    eventually(limit(), "three partitions", || when(count() == Some(3)));
+    rig.copied(&mut daemon);
+    daemon.stop();
+}
+
+#[test]
+fn a_pause_that_cannot_be_seen_or_written_is_a_pause_or_a_refusal() {
+    let pair = Pair::start();
+    let rig = Rig::new(&pair, 1);
+    rig.write_all(0..20);
+    let fault = |rules: &str| {
+        let environment = [("TIDEGATE_FAULT_FILES", rules)];
+        Daemon::start_with(&rig.home, &rig.config, &environment)
+    };
+    let mut daemon = fault("mark_look:eio");
+    let shown = rig.source_reason(&mut daemon, "pause_unknown");
+    assert_eq!(shown["status"], "Error");
+    let detail = shown["detail"].as_str().expect("text");
+    assert!(detail.contains("mirror.paused"), "{detail}");
+    throughout(Duration::from_secs(1), "it rests", || rig.pair.down.topic(&rig.topic).is_none());
+    assert_eq!(daemon.order("/sources/mirror/resume").expect("an answer").0, 200);
+    rig.copied(&mut daemon);
+    ready(&mut daemon);
+    daemon.stop();
+    // What is refused has changed nothing, also for the next start.
+    for step in ["mark", "mark_sync", "mark_sync_dir"] {
+        let mut daemon = fault(&format!("{step}:enospc"));
+        ready(&mut daemon);
+        let (code, body) = daemon.order("/sources/mirror/pause").expect("an answer");
+        assert_eq!(code, 500, "{step}: {body}");
+        daemon.kill();
+        let mut daemon = rig.start();
+        ready(&mut daemon);
+        daemon.stop();
+    }
+}

@@ -225,3 +225,21 @@ fn a_stale_temp_file_is_never_read_and_never_in_the_way() {
     let shown: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(number(&shown["sources"][0]["feeds"][0]["position"]), 80, "{shown:#}");
 }
+
+#[test]
+fn a_restart_of_a_source_whose_state_cannot_be_read_is_refused_with_what_to_do() {
+    let pair = Pair::start();
+    let (rig, _) = saved(&pair);
+    damage(&rig, Damage::Cut);
+    let mut daemon = rig.start();
+    rig.source_reason(&mut daemon, "state_unreadable");
+    let (code, body) = daemon.order("/sources/mirror/restart").expect("an answer");
+    assert_eq!(code, 409, "{body}");
+    for words in ["cut: ", "tidegate state rebuild", "when the daemon starts"] {
+        assert!(body.contains(words), "{words:?}: {body}");
+    }
+    assert_eq!(daemon.order("/sources/other/restart").expect("an answer").0, 200);
+    let (code, body) = daemon.order("/sources/mirror/resume").expect("an answer");
+    assert!(code == 200 && body.contains("it does not run"), "{body}");
+    daemon.stop();
+}

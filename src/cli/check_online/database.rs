@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::CapturePlan;
-use crate::ingest::postgres_cdc::setup::{Ask, Finding, Saved, Session, Setup, SetupOptions, Step};
+use crate::ingest::postgres_cdc::setup::{
+    Ask, Finding, RoutedBy, Saved, Session, Setup, SetupOptions, Step,
+};
 use crate::pg_wire::query::Rows;
 use crate::pg_wire::{Lsn, ServerError};
 use crate::shard::driver::pg::link::{PgLink, PgLinkError};
@@ -60,6 +62,7 @@ fn options(plan: &CapturePlan, saved: Option<CaptureState>) -> SetupOptions {
         tables: plan.tables.clone(),
         decoder: plan.decoder,
         operations: plan.operations,
+        routed: RoutedBy::of(&plan.routing),
         streaming: plan.streaming,
         binary: plan.binary,
         database: saved.map(|entry| entry.database),

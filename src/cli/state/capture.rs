@@ -39,11 +39,12 @@ fn details(capture: &CaptureReport) -> String {
             "  {name}: {rows} rows of transaction {xid}, committed at {lsn}, are done\n"
         ));
     }
-    if capture.paused {
-        text.push_str(&format!("  {name}: paused by the operator\n"));
-    }
     if let Some(at) = capture.last_abandon_at_us {
         text.push_str(&format!("  {name}: a batch was last abandoned {}\n", utc(at)));
+    }
+    for table in &capture.routed {
+        let (schema, columns) = (&table.schema, table.columns.join(", "));
+        text.push_str(&format!("  {name}: {schema}.{} is routed by {columns}\n", table.table));
     }
     for gap in &capture.gaps {
         let (first, last, found) = (&gap.first, &gap.last, utc(gap.found_at_us));

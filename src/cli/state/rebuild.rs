@@ -6,6 +6,10 @@
 //! The lock is held throughout. Partitions without a clear place keep what is saved, the others
 //! are written: each was judged by itself. Before anything is written the destination's ends
 //! are read once more: who moves them is still at work.
+//!
+//! A rebuild of the whole source sets an unreadable file aside whatever it finds: nothing in it
+//! can be kept, and while it stands there is no way to name the place of a refused partition.
+//! Those begin as new then, so it is refused where that would not stop them (`check_refused`).
 
 mod authority;
 mod look;
@@ -24,7 +28,7 @@ use super::{Stop, confirm, now_us, report, set_aside};
 use crate::batch::SourceKey;
 use crate::cli::Exit;
 use crate::cli::statedir::StateDir;
-use crate::config::{self, MirrorPlan, Partitions, Plan};
+use crate::config::{self, MirrorPlan, OnNonemptyDestination, Partitions, Plan};
 use crate::shard::driver::control::plan_shards;
 use crate::shard::placement::{first_topics, place};
 use crate::statefile::format::{Fault, FormatError};
@@ -190,28 +194,67 @@ fn conclude(
     if !args.json {
         report::out(outcome::text(outcomes).trim_end());
     }
-    if states.is_empty() {
+    let broken: Vec<FoundFile> = files.iter().filter(|file| file.state.is_err()).cloned().collect();
+    if states.is_empty() && broken.is_empty() {
         tell(args, outcomes, &[], &[]);
         return Ok(exit);
     }
+    check_refused(source, outcomes, &broken)?;
     if !args.yes {
-        let texts = args.json.then(|| outcome::text(outcomes));
-        let lines: Vec<&str> = texts.iter().flat_map(|text| text.lines()).collect();
+        let mut lines: Vec<String> = broken.iter().map(to_go).collect();
+        if args.json {
+            lines.extend(outcome::text(outcomes).lines().map(ToOwned::to_owned));
+        }
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         let stdin = io::stdin();
         let count = outcomes.iter().filter(|outcome| outcome.entry.is_some()).count();
         let question = format!("Save these positions of {count} partitions of {:?}?", args.source);
         confirm(&question, &lines, stdin.is_terminal(), &mut stdin.lock())?;
     }
     check_ends(source, outcomes)?;
-    let broken: Vec<FoundFile> = files.iter().filter(|file| file.state.is_err()).cloned().collect();
     let aside = set_aside(&broken).map_err(|(path, error)| {
         let message = format!("setting {path} aside failed: {error}; nothing was written");
         Stop::Other(Exit::State, message)
     })?;
-    let write = forget::write(dir.path(), states);
-    write.map_err(|message| Stop::Other(Exit::State, message))?;
+    forget::write(dir.path(), states).map_err(|message| {
+        let moved: String =
+            aside.iter().map(|(from, to)| format!("; {from} is now {to}")).collect();
+        Stop::Other(Exit::State, format!("{message}{moved}"))
+    })?;
     tell(args, outcomes, states, &aside);
     Ok(exit)
+}
+
+/// What is said of an unreadable file before it is set aside.
+fn to_go(file: &FoundFile) -> String {
+    format!(
+        "{} cannot be read and will be set aside, with whatever it holds of topics that the \
+         configuration does not list",
+        file.file
+    )
+}
+
+/// An unreadable file may hold the position of a refused partition. Without it that partition
+/// begins as new, and only `on_nonempty_destination = "fail"` makes that visible.
+fn check_refused(
+    source: &MirrorPlan,
+    outcomes: &[Outcome],
+    broken: &[FoundFile],
+) -> Result<(), Stop> {
+    let appends = source.on_nonempty_destination == OnNonemptyDestination::Append;
+    let Some(file) = broken.first().filter(|_| appends) else { return Ok(()) };
+    let Some(refused) = outcomes.iter().find(|outcome| outcome.begins_anew()) else {
+        return Ok(());
+    };
+    let message = format!(
+        "{} was refused, and its position may be in {}, which cannot be read; with \
+         on_nonempty_destination = \"append\" the next start would copy it again from \
+         initial_offset; nothing was changed; set on_nonempty_destination = \"fail\" and run the \
+         same command again, then name its place with --accept-tail",
+        refused.name(),
+        file.file
+    );
+    Err(Stop::Other(Exit::State, message))
 }
 
 /// Nobody wrote to the destination since it was looked at.
@@ -258,9 +301,18 @@ fn tell(
     for (from, to) in aside {
         report::out(&format!("{from} is now {to}"));
     }
-    match names.is_empty() {
-        true => report::out(&format!("{}: nothing was changed", args.source)),
-        false => report::out(&format!("{}: wrote {}", args.source, names.join(", "))),
+    let source = &args.source;
+    if !names.is_empty() {
+        report::out(&format!("{source}: wrote {}", names.join(", ")));
+    } else if aside.is_empty() {
+        report::out(&format!("{source}: nothing was changed"));
+    } else {
+        report::out(&format!("{source}: no position was written"));
+    }
+    if !aside.is_empty() {
+        for outcome in outcomes.iter().filter(|outcome| outcome.begins_anew()) {
+            report::out(&format!("{}: no position is saved; it begins as new", outcome.name()));
+        }
     }
 }
 

@@ -336,3 +336,38 @@ fn a_partition_that_is_not_there_is_refused_alone() {
     let dropped = Routed::Dropped(Some(Reason::PartitionIdOutOfRange));
     assert_eq!(world.send(&of(Some("4"))), dropped);
 }
+
+#[test]
+fn what_a_table_was_routed_by_is_known_across_starts() {
+    let plan = routed("partition_key_column = \"user\"");
+    let world = World::new(&plan);
+    let known: Vec<_> = world.router.routed().map(|(table, by)| (table.clone(), by)).collect();
+    let place = ("public".to_owned(), "events".to_owned());
+    let columns = ["stream", "topic", "user"].map(str::to_owned).to_vec();
+    assert_eq!(known, [(place.clone(), columns)]);
+
+    let mut table = Destinations::new(256, plan.routing.breaker);
+    let mut router = Router::new(plan.clone(), &mut table);
+    router.remember(known.clone());
+    let without = [("id", true), ("topic", false), ("stream", false)];
+    let error = router.bind(&mut table, "public", "events", &without).unwrap_err();
+    assert_eq!((&*error.column, error.key), ("user", "partition_key_column"));
+    router.bind(&mut table, "public", "other", &without).unwrap();
+
+    // Another setting is not bound by what an earlier one read.
+    let plan = routed("");
+    let mut router = Router::new(plan.clone(), &mut table);
+    router.remember(known.clone());
+    router.bind(&mut table, "public", "events", &without).unwrap();
+    let kept: Vec<_> = router.routed().map(|(_, by)| by).collect();
+    assert_eq!(kept, [["stream", "topic"]]);
+
+    // A table with a destination in by_table may lose all of them.
+    let plan = routed(
+        "partition_key_column = \"user\"\n[sources.shop.routing.by_table]\n\
+         events = { stream = \"commerce\", topic = \"orders\" }",
+    );
+    let mut router = Router::new(plan.clone(), &mut table);
+    router.remember(known);
+    router.bind(&mut table, "public", "events", &[("id", true)]).unwrap();
+}

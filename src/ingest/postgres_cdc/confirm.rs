@@ -4,7 +4,9 @@
 //! is only how far we have read, so that an idle server does not ask all the time.
 //!
 //! Between transactions, with nothing pending, the position follows keepalives: first saved, then
-//! told. A keepalive inside a transaction, or while rows wait for their acks, moves nothing.
+//! told. A keepalive inside a transaction moves nothing. One that comes while rows wait for their
+//! acks is remembered: a quiet server sends it right behind the last commit and the next one only
+//! when we speak, so it counts once those rows are durable, unless something began behind it.
 //!
 //! A server that shuts down asks again and again at its last position until that is flushed. Each
 //! answer draws the next question, so answers that say nothing new are spaced; and if the rows
@@ -94,6 +96,8 @@ pub struct Confirm {
     last_sent: Millis,
     last_asked: Millis,
     last_advance: Millis,
+    /// The newest keepalive that came between transactions.
+    kept: Option<Lsn>,
     /// Something is due at [`Confirm::wake_at`] before the interval is over.
     due: Due,
     /// A transaction is half received.
@@ -132,6 +136,7 @@ impl Confirm {
             last_sent: now,
             last_asked: now,
             last_advance: now,
+            kept: None,
             due: Due::default(),
             inside: false,
             questions: Questions::default(),
@@ -155,9 +160,11 @@ impl Confirm {
         between: bool,
     ) -> Verdict {
         self.read = self.read.max(wal_end);
-        if between && self.is_idle() && wal_end > self.durable {
-            self.due.idle = Some(wal_end);
+        self.inside = !between;
+        if between {
+            self.kept = self.kept.max(Some(wal_end));
         }
+        self.follow();
         if reply_requested {
             self.due.answer = true;
             self.count_question(now, wal_end);
@@ -177,7 +184,16 @@ impl Confirm {
             self.questions = Questions::default();
             self.closing_since = None;
         }
+        self.follow();
         self.decide(now, false)
+    }
+
+    /// With nothing pending and nothing begun, the newest keepalive is where it may move.
+    fn follow(&mut self) {
+        self.kept = self.kept.filter(|kept| *kept > self.ended);
+        if self.is_idle() && !self.inside {
+            self.due.idle = self.kept.filter(|kept| *kept > self.durable).or(self.due.idle);
+        }
     }
 
     /// Whether a transaction is half received now. A server that shuts down waits for its rest.
@@ -372,15 +388,46 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_inside_a_transaction_or_before_its_acks_moves_nothing() {
+    fn a_keepalive_inside_a_transaction_moves_nothing() {
         let mut confirm = confirm();
         assert_eq!(confirm.keepalive(Millis(5_000), Lsn(900), false, false), Verdict::Nothing);
         confirm.ended(Lsn(200));
-        assert_eq!(confirm.keepalive(Millis(5_001), Lsn(950), false, true), Verdict::Nothing);
+        confirm.set_inside(false);
         // Not even afterwards: what the keepalive skipped is not known to be ours.
-        assert_eq!(confirm.durable(Millis(5_002), Lsn(200)), send(950, 200));
+        assert_eq!(confirm.durable(Millis(5_002), Lsn(200)), send(900, 200));
         assert_eq!(confirm.tick(Millis(9_000)), Verdict::Nothing);
         assert_eq!(confirm.keepalive(Millis(9_001), Lsn(960), false, true), advance(960));
+    }
+
+    #[test]
+    fn the_newest_keepalive_from_before_the_acks_counts_once_they_are_durable() {
+        let mut confirm = confirm();
+        confirm.ended(Lsn(200));
+        confirm.ended(Lsn(220));
+        for lsn in [240, 250] {
+            let verdict = confirm.keepalive(Millis(5_000), Lsn(lsn), false, true);
+            assert_eq!(verdict, Verdict::Nothing, "rows wait");
+        }
+        assert_eq!(confirm.durable(Millis(5_001), Lsn(200)), send(250, 200), "some still wait");
+        // Saved first: what is told meanwhile is what was durable before.
+        assert_eq!(confirm.durable(Millis(5_050), Lsn(220)), advance(250));
+        assert_eq!(confirm.tick(Millis(5_101)), send(250, 220));
+        assert_eq!(confirm.durable(Millis(5_110), Lsn(250)), Verdict::Nothing, "spaced");
+        assert_eq!(confirm.tick(Millis(5_201)), send(250, 250), "not after an interval");
+        assert_eq!(confirm.tick(Millis(9_000)), Verdict::Nothing, "once");
+    }
+
+    #[test]
+    fn a_keepalive_from_before_the_acks_is_dropped_by_what_comes_behind_it() {
+        let mut confirm = confirm();
+        confirm.ended(Lsn(200));
+        assert_eq!(confirm.keepalive(Millis(10), Lsn(250), false, true), Verdict::Nothing);
+        confirm.set_inside(true);
+        assert_eq!(confirm.durable(Millis(2_000), Lsn(200)), send(250, 200), "one has begun");
+        confirm.ended(Lsn(400));
+        confirm.set_inside(false);
+        assert_eq!(confirm.durable(Millis(4_000), Lsn(400)), send(400, 400), "it has ended");
+        assert_eq!(confirm.tick(Millis(9_000)), Verdict::Nothing);
     }
 
     #[test]

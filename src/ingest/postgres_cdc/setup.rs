@@ -36,7 +36,7 @@ use sql::Which;
 
 pub use finding::{Finding, Level, Refusal};
 pub use resume::{Gap, Saved};
-pub use step::{Ask, Session, SetupDone, SetupOptions, Step};
+pub use step::{Ask, RoutedBy, Session, SetupDone, SetupOptions, Step};
 pub use trouble::{Poison, Trouble, of_notice, of_stream_error};
 pub use watch::{Watch, watch_sql};
 
@@ -300,7 +300,8 @@ impl Setup {
         }
         self.note(found)?;
         let lines = self.options.decoder == Decoder::TestDecoding;
-        if lines || self.options.binary || self.options.check {
+        let routes = !self.options.routed.columns.is_empty();
+        if lines || routes || self.options.binary || self.options.check {
             return Ok(self.ask(State::Columns));
         }
         self.make()
@@ -309,7 +310,8 @@ impl Setup {
     fn on_columns(&mut self, rows: &[Rows]) -> Result<Step, Finding> {
         self.columns = ColumnFact::read(rows)?;
         if let Some(server) = &self.server {
-            let found = judge::columns(&self.columns, server, &self.options);
+            let mut found = judge::columns(&self.columns, server, &self.options);
+            found.extend(judge::routing(&self.columns, &self.options));
             self.note(found)?;
         }
         let text = self.columns.iter().find(|column| !has_binary_codec(column.type_oid));

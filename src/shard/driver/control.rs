@@ -222,6 +222,7 @@ pub(super) struct Control {
     sources: RefCell<Vec<Rc<provisioning::Source>>>,
     captures: RefCell<Vec<captures::Desk>>,
     abandoning: RefCell<captures::Abandoning>,
+    resting: RefCell<orders::Resting>,
     feeds: RefCell<Vec<FeedHome>>,
     large_slot: RefCell<LargeSlot>,
     room: RefCell<Room>,
@@ -268,6 +269,7 @@ impl Control {
             sources: RefCell::default(),
             captures: RefCell::default(),
             abandoning: RefCell::default(),
+            resting: RefCell::default(),
             feeds: RefCell::default(),
             large_slot: RefCell::default(),
             room: RefCell::new(room),
@@ -587,6 +589,7 @@ impl Control {
         let findings = sources.iter().flat_map(|source| source.findings());
         let captures = self.captures.borrow();
         let findings = findings.chain(captures.iter().filter_map(captures::Desk::finding));
+        let findings = findings.chain(self.pause_findings());
         let findings = findings.chain(self.room.borrow().findings());
         let findings = findings.chain(foreign.findings()).collect();
         (self.publish.borrow_mut())(snapshots, findings);

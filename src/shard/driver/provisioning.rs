@@ -3,7 +3,7 @@
 //! Before anything else it writes the files of feeds that moved to another shard; until that
 //! worked, the source has no feeds, and its old files are what they were.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub(super) struct Source {
     machine: RefCell<Option<Provisioner>>,
     findings: RefCell<Vec<SourceFinding>>,
     logs: RefCell<HashMap<Option<TopicName>, LogLimit>>,
+    /// An operator has it rest; the machine hears of it when there is one.
+    rests: Cell<bool>,
     poked: Notify,
 }
 
@@ -45,6 +47,7 @@ impl Source {
             machine: RefCell::default(),
             findings: RefCell::default(),
             logs: RefCell::default(),
+            rests: Cell::new(false),
             poked: Notify::default(),
         }
     }
@@ -52,6 +55,23 @@ impl Source {
     /// Wakes the source's task.
     pub(super) fn poke(&self) {
         self.poked.notify();
+    }
+
+    /// An operator has it rest, or go on.
+    pub(super) fn rest(&self, now: Now, rests: bool) {
+        self.rests.set(rests);
+        if let Some(machine) = self.machine.borrow_mut().as_mut() {
+            machine.rest(now, rests);
+        }
+        self.poke();
+    }
+
+    /// An operator wants it to begin again.
+    pub(super) fn begin_again(&self, now: Now) {
+        if let Some(machine) = self.machine.borrow_mut().as_mut() {
+            machine.begin_again(now);
+        }
+        self.poke();
     }
 
     /// A feed wants its destination made again.
@@ -84,7 +104,7 @@ impl Source {
             let is_news = known.is_none_or(|old| {
                 (old.condition.reason, &old.condition.detail) != (reason, detail)
             });
-            if is_news && finding.condition.status != Status::Starting {
+            if is_news && is_told(finding) {
                 self.log(finding.topic.as_ref(), now, |left_out| {
                     let advice = finding.condition.advice;
                     let topic = finding.topic.as_ref().map(ToString::to_string);
@@ -95,7 +115,7 @@ impl Source {
                 });
             }
         }
-        for old in before.iter().filter(|old| old.condition.status != Status::Starting) {
+        for old in before.iter().filter(|old| is_told(old)) {
             if !findings.iter().any(|finding| finding.topic == old.topic) {
                 self.log(old.topic.as_ref(), now, |left_out| {
                     let (reason, topic) = (old.condition.reason, old.topic.as_ref());
@@ -114,6 +134,11 @@ impl Source {
     }
 }
 
+/// What passes by itself and what an operator ordered is not logged as trouble.
+fn is_told(finding: &SourceFinding) -> bool {
+    !matches!(finding.condition.status, Status::Starting | Status::Stopped)
+}
+
 /// Runs the source until the daemon drains.
 pub(super) async fn run(control: Rc<Control>, source: Rc<Source>, saved: SavedSource) {
     for state in &saved.moved {
@@ -124,7 +149,10 @@ pub(super) async fn run(control: Rc<Control>, source: Rc<Source>, saved: SavedSo
     source.set_findings(Vec::new());
     control.carry(&source, &saved);
     let now = control.clock.now();
-    let machine = Provisioner::new(now, source.plan.clone(), &saved.feeds, fastrand::u64(..));
+    let mut machine = Provisioner::new(now, source.plan.clone(), &saved.feeds, fastrand::u64(..));
+    if source.rests.get() {
+        machine.rest(now, true);
+    }
     source.machine.replace(Some(machine));
     let mut upstream = Link::new(source.plan.from.clone(), control.resolver.clone());
     let mut downstream = Link::new(source.plan.to.clone(), control.resolver.clone());

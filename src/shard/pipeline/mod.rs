@@ -333,7 +333,7 @@ impl Pipeline {
         match waiter.purpose {
             Purpose::Capture(token) => {
                 return self.with_capture(now, waiter.feed, out, |capture, ctx| {
-                    capture.replied(ctx, token, result);
+                    capture.replied(ctx, conn, token, result);
                 });
             }
             Purpose::Roster | Purpose::UpstreamRoster => {

@@ -345,7 +345,7 @@ impl Feed {
     pub(super) fn end_visits(&mut self, ctx: &mut Ctx<'_>) {
         let is_over = match self.stage {
             Stage::Streaming => self.search.refused_since.is_none(),
-            Stage::Closing { .. } | Stage::Ended => true,
+            Stage::Paused | Stage::Closing { .. } | Stage::Ended => true,
             _ => false,
         };
         if self.search.visits && is_over {

@@ -49,6 +49,8 @@ pub struct Provisioner {
     catalogue: Option<BTreeSet<String>>,
     told: BTreeSet<String>,
     asked: Option<usize>,
+    /// An operator has the source rest.
+    rests: Option<Condition>,
     outputs: Vec<Output>,
 }
 
@@ -65,6 +67,7 @@ impl Provisioner {
             catalogue: None,
             told: BTreeSet::new(),
             asked: None,
+            rests: None,
             outputs: Vec::new(),
             plan,
         };
@@ -85,8 +88,13 @@ impl Provisioner {
             topic,
             condition: condition.clone(),
         };
-        let links = self.links.iter().filter_map(|link| link.condition.as_ref());
         let topics = self.plan.topics.iter().zip(&self.topics);
+        if let Some(rests) = &self.rests {
+            // Where there are feeds, they say it themselves.
+            let silent = topics.filter(|(_, topic)| topic.added.is_empty());
+            return silent.map(|(plan, _)| finding(Some(plan.upstream.clone()), rests)).collect();
+        }
+        let links = self.links.iter().filter_map(|link| link.condition.as_ref());
         links
             .map(|condition| finding(None, condition))
             .chain(
@@ -95,6 +103,36 @@ impl Provisioner {
                     .map(|(plan, topic)| finding(Some(plan.upstream.clone()), &topic.condition)),
             )
             .collect()
+    }
+
+    /// An operator has the source rest, or go on: nothing is asked or made while it rests. What
+    /// was seen before may be old by then, so every round starts again from the look-ups.
+    pub fn rest(&mut self, now: Now, rests: bool) {
+        match (rests, &self.rests) {
+            (true, None) => self.rests = Some(condition(reason::PAUSED, String::new(), now)),
+            (false, Some(_)) => {
+                self.rests = None;
+                self.look_again(now, |step| step != Step::Ended);
+            }
+            _ => {}
+        }
+    }
+
+    /// An operator wants the source to begin again, topics that were given up included.
+    pub fn begin_again(&mut self, now: Now) {
+        self.links.iter_mut().for_each(|link| link.retry_at = now.mono);
+        self.look_again(now, |_| true);
+    }
+
+    /// Begins a new round of these topics. A request that is out ends its own round.
+    fn look_again(&mut self, now: Now, of: impl Fn(Step) -> bool) {
+        for (index, topic) in self.topics.iter_mut().enumerate() {
+            if self.asked != Some(index) && of(topic.step) {
+                topic.changed = false;
+                topic.backoff.reset();
+                topic.go(Step::FindUpstream, now);
+            }
+        }
     }
 
     /// A feed found its destination absent and its policy is to fill it again.
@@ -157,6 +195,9 @@ impl Provisioner {
 
     /// The next request, or how long there is none. Not to be called with one outstanding.
     pub fn next(&mut self, now: Now) -> Next {
+        if self.rests.is_some() {
+            return Next::Sleep(Millis(u64::MAX));
+        }
         let at = |topic: &Topic| match topic.step {
             Step::Ended => Millis(u64::MAX),
             step => topic.ready_at().max(self.links[step.side() as usize].retry_at),

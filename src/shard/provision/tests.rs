@@ -753,3 +753,59 @@ fn balanced_mirrors_do_not_grow_the_destination() {
     assert_eq!(world.changes, [""; 0]);
     assert_eq!(world.added().len(), 3);
 }
+
+#[test]
+fn a_source_that_rests_asks_and_makes_nothing_and_then_looks_again() {
+    let mut world = World::new(plan(&["a", "b"]), &[saved("b", 0, 200)]);
+    world.machine.rest(world.now(), true);
+    world.up.put("s", "a", 2, 100);
+    world.up.put("s", "b", 3, 100);
+    world.down.put("copy", "b", 1, 200);
+    world.run(Duration::from_secs(600));
+    assert_eq!((world.look_ups, world.changes.len()), (0, 0), "{:?}", world.changes);
+    assert_eq!(world.added(), [(1, 0, false)], "what is saved is known, so that no save loses it");
+    assert_eq!(world.finding("a").map(|finding| finding.reason), Some("paused"));
+    assert_eq!(world.finding("b"), None, "its feeds say so themselves");
+    world.machine.rest(world.now(), false);
+    world.settle();
+    assert_eq!(world.changes, ["stream copy", "topic copy/a x2", "grow copy/b +2"]);
+    assert_eq!(world.added.len(), 5);
+    assert_eq!(world.machine.findings(), []);
+}
+
+#[test]
+fn what_was_decided_before_a_rest_is_decided_anew_behind_it() {
+    let mut world = World::new(plan(&["a"]), &[]);
+    world.up.put("s", "a", 4, 100);
+    world.down.put("copy", "a", 1, 200);
+    // Upstream, then the destination: the next request would add three partitions.
+    for _ in 0..2 {
+        let Next::Ask { side, request } = world.machine.next(world.now()) else { panic!("asleep") };
+        let target = if side == Side::Upstream { &mut world.up } else { &mut world.down };
+        let answer = target.apply(&request, 0);
+        world.machine.answer(world.now(), answer);
+    }
+    world.machine.rest(world.now(), true);
+    world.run(Duration::from_secs(60));
+    world.down.put("copy", "a", 4, 200);
+    world.machine.rest(world.now(), false);
+    world.settle();
+    assert_eq!(world.changes, [""; 0], "somebody has grown it meanwhile");
+    assert_eq!(world.added.len(), 4);
+}
+
+#[test]
+fn a_restart_looks_for_topics_that_were_given_up() {
+    let mut plan = plan(&["a"]);
+    plan.on_missing_upstream = OnMissingUpstream::Fail;
+    let mut world = World::new(plan, &[]);
+    world.settle();
+    assert_eq!(world.finding("a").map(|finding| finding.reason), Some("missing_upstream"));
+    world.up.put("s", "a", 1, 100);
+    world.run(Duration::from_secs(600));
+    assert_eq!(world.added.len(), 0);
+    world.machine.begin_again(world.now());
+    world.settle();
+    assert_eq!(world.added(), [(0, 0, true)], "from its first message: it came late");
+    assert_eq!(world.machine.findings(), []);
+}

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::statefile::{CaptureCounters, CaptureState, LsnGap, SourceState};
+use crate::statefile::{CaptureCounters, CaptureState, LsnGap, RoutedTable, SourceState};
 
 /// The newest entry of every slot in the files of one source, in order of name. Ties as in
 /// [`super::newest_feeds`].
@@ -65,10 +65,21 @@ pub struct CaptureReport {
     pub counters: CaptureCountersReport,
     /// Latest gap records, oldest first.
     pub gaps: Vec<LsnGapReport>,
-    /// Paused by the operator.
-    pub paused: bool,
     /// When a batch was last abandoned, null for never.
     pub last_abandon_at_us: Option<u64>,
+    /// Tables with the columns that rows were routed by.
+    pub routed: Vec<RoutedReport>,
+}
+
+/// A table and its routing columns.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RoutedReport {
+    /// Its schema.
+    pub schema: String,
+    /// Its name.
+    pub table: String,
+    /// The columns.
+    pub columns: Vec<String>,
 }
 
 /// A transaction that is done in part.
@@ -140,8 +151,16 @@ pub(super) fn report(file: &SourceState, capture: &CaptureState) -> CaptureRepor
         clean_stop: capture.clean_stop,
         counters: CaptureCountersReport { messages, bytes, errors, resets, transactions, gaps },
         gaps: capture.gaps.iter().map(gap_report).collect(),
-        paused: capture.paused,
         last_abandon_at_us: Some(capture.last_abandon_at).filter(|at| *at > 0),
+        routed: capture.routed.iter().map(routed_report).collect(),
+    }
+}
+
+fn routed_report(table: &RoutedTable) -> RoutedReport {
+    RoutedReport {
+        schema: table.schema.clone(),
+        table: table.name.clone(),
+        columns: table.columns.clone(),
     }
 }
 
@@ -197,6 +216,7 @@ mod tests {
         assert_eq!(json["gaps"][0]["first"], "16/10");
         assert_eq!(json["gaps"][0]["bytes"], 0x410);
         assert_eq!(json["last_abandon_at_us"], 1_752_000_000_000_006_u64);
+        assert_eq!(json["routed"][0]["columns"][1], "tenant");
         let json = serde_json::to_value(report(&state, &fresh_capture())).unwrap();
         assert_eq!(json["unfinished"], serde_json::Value::Null);
         assert_eq!(json["last_abandon_at_us"], serde_json::Value::Null);

@@ -175,7 +175,13 @@ impl Outcome {
         self.kind == Kind::Refused
     }
 
-    fn name(&self) -> String {
+    /// Neither found nor saved in a file that can be read.
+    pub(super) fn begins_anew(&self) -> bool {
+        self.is_refused() && self.saved.is_none()
+    }
+
+    /// Topic and partition, for people.
+    pub(super) fn name(&self) -> String {
         let topic = if self.upstream == self.downstream {
             self.upstream.to_string()
         } else {

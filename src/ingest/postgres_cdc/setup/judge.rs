@@ -453,6 +453,43 @@ pub fn columns(columns: &[ColumnFact], server: &Server, options: &SetupOptions) 
     findings
 }
 
+/// Columns that rows are routed by: whether any table has them, and whether a DELETE does, which
+/// carries no more than the replica identity.
+pub fn routing(columns: &[ColumnFact], options: &SetupOptions) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for name in &options.routed.columns {
+        let having = columns.iter().filter(|column| column.name == *name);
+        if !columns.is_empty() && having.clone().next().is_none() {
+            findings.push(Finding::new(
+                Level::Warning,
+                "routing_column",
+                format!("no captured table has column {name:?}, by which rows are routed"),
+                "a table that has it: without it every row goes to the default destination",
+                "correct the name in the routing; case counts",
+            ));
+        }
+        let own = having.filter(|column| !options.routed.fixed.contains(&column.table));
+        let silent: Vec<String> =
+            own.filter(|column| !column.key).map(|column| column.table.to_string()).collect();
+        if options.operations.delete && !silent.is_empty() {
+            findings.push(Finding::new(
+                Level::Warning,
+                "routing_identity",
+                format!(
+                    "rows are routed by column {name:?}, which is not in the replica identity of \
+                     {}",
+                    few(&silent)
+                ),
+                "a replica identity with that column: a DELETE carries no other, so it goes \
+                 where a row without the column goes and not to the row's destination",
+                "ALTER TABLE ... REPLICA IDENTITY FULL, or USING INDEX one that has the column; \
+                 or leave DELETE out of capture_operations",
+            ));
+        }
+    }
+    findings
+}
+
 fn names(options: &SetupOptions) -> String {
     format!("publication {:?}", options.publication)
 }

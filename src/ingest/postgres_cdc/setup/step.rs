@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::finding::{Finding, Refusal};
 use super::resume::{Gap, Saved};
-use crate::config::{Decoder, Operations, Tables};
+use crate::config::{Decoder, Operations, RoutingPlan, TableName, Tables};
 use crate::ingest::postgres_cdc::position::Timelines;
 use crate::ingest::postgres_cdc::test_lines::TableFact;
 use crate::pg_wire::Lsn;
@@ -23,6 +23,8 @@ pub struct SetupOptions {
     pub decoder: Decoder,
     /// Which changes.
     pub operations: Operations,
+    /// By what rows are routed.
+    pub routed: RoutedBy,
     /// Transactions before their commit.
     pub streaming: bool,
     /// Binary values, if every type has a codec.
@@ -54,6 +56,7 @@ impl SetupOptions {
             tables: Tables::All,
             decoder: Decoder::PgOutput,
             operations: Operations { insert: true, update: true, delete: true, truncate: true },
+            routed: RoutedBy::default(),
             streaming: false,
             binary: false,
             failover: false,
@@ -65,6 +68,29 @@ impl SetupOptions {
             create_patience: Duration::from_secs(10),
             create_looks: 30,
         }
+    }
+}
+
+/// By what rows are routed, as far as the tables have to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutedBy {
+    /// Columns.
+    pub columns: Vec<String>,
+    /// Tables whose rows have a destination whatever their columns say.
+    pub fixed: Vec<TableName>,
+}
+
+impl RoutedBy {
+    /// What a plan says.
+    pub fn of(plan: &RoutingPlan) -> RoutedBy {
+        let RoutingPlan { topic_column, stream_column, partition_key_column, by_table, .. } = plan;
+        let mut columns: Vec<String> = Vec::new();
+        for column in [topic_column, stream_column, partition_key_column].into_iter().flatten() {
+            if !columns.contains(column) {
+                columns.push(column.clone());
+            }
+        }
+        RoutedBy { columns, fixed: by_table.iter().map(|(table, _)| table.clone()).collect() }
     }
 }
 

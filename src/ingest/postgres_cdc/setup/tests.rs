@@ -820,3 +820,33 @@ fn the_documents_name_every_code() {
     assert!(codes().len() > 30, "only {} codes found: the scan is broken", codes().len());
     assert_eq!(missing, [""; 0]);
 }
+
+#[test]
+fn columns_that_rows_are_routed_by_have_to_be_somewhere_and_in_deletes() {
+    let routed = |columns: &[&str], fixed: Vec<TableName>| SetupOptions {
+        routed: RoutedBy { columns: columns.iter().map(|c| (*c).to_owned()).collect(), fixed },
+        ..saved("0/4000")
+    };
+    let notes = |options: SetupOptions, change: fn(&mut Fake)| {
+        let mut fake = Fake::set_up();
+        change(&mut fake);
+        let notes = ready(fake.run(options)).notes;
+        let ours = notes.into_iter().filter(|note| note.code.starts_with("routing_"));
+        ours.map(|note| (note.code, note.found)).collect::<Vec<_>>()
+    };
+    let unchanged: fn(&mut Fake) = |_| ();
+    let found = notes(routed(&["id", "note", "kind"], Vec::new()), unchanged);
+    assert_eq!(
+        found.iter().map(|(code, _)| *code).collect::<Vec<_>>(),
+        ["routing_identity", "routing_column"]
+    );
+    assert!(found[0].1.contains("\"note\"") && found[0].1.contains("public.orders"), "{found:?}");
+    assert!(found[1].1.contains("\"kind\""), "{found:?}");
+    assert_eq!(notes(routed(&["id"], Vec::new()), unchanged), [], "it is in the identity");
+    assert_eq!(notes(routed(&["note"], vec![table("orders")]), unchanged), [], "by_table");
+    let mut inserts = routed(&["note"], Vec::new());
+    inserts.operations.delete = false;
+    assert_eq!(notes(inserts, unchanged), []);
+    let full: fn(&mut Fake) = |fake| fake.columns.iter_mut().for_each(|c| set(c, "key", "t"));
+    assert_eq!(notes(routed(&["note"], Vec::new()), full), []);
+}

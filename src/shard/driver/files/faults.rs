@@ -3,12 +3,12 @@
 //! ```text
 //!   log=PATH                         one line per operation: file, step, result, tab-separated
 //!   STEP:ACTION[:CONDITION]...
-//!     STEP       open | write | sync | close | rename | sync_dir | unlink | any
+//!     STEP       open | write | sync | close | rename | sync_dir | unlink | any (of these)
+//!                mark_look | mark | mark_sync | mark_remove | mark_sync_dir   of a pause's marker
 //!     ACTION     eio | enospc | edquot | einval | erofs | eacces   not performed, reported so
 //!                pause=MS              waits first; the log has a line `pause` before the wait
 //!                short=BYTES           a write takes at most so many
-//!     CONDITION  times=N               only the first N matches
-//!                skip=N                not the first N
+//!     CONDITION  times=N, skip=N       only the first N matches; not the first N
 //!                while=PATH            only while that file exists
 //!                source=KEY            only this source's file
 //! ```
@@ -26,6 +26,8 @@ use crate::statefile::inspect::parse_file_name;
 pub const FAULTS_ENV: &str = "TIDEGATE_FAULT_FILES";
 
 const STEPS: [&str; 8] = ["open", "write", "sync", "close", "rename", "sync_dir", "unlink", "any"];
+/// Steps of a pause's marker; they can only fail.
+const MARKER_STEPS: [&str; 5] = ["mark_look", "mark", "mark_sync", "mark_remove", "mark_sync_dir"];
 
 const ERRNOS: [(&str, i32); 6] = [
     ("eio", libc::EIO),
@@ -136,6 +138,14 @@ impl FileFaults {
         (pause, verdict)
     }
 
+    /// The error that a step of a pause's marker ends with instead of being done.
+    pub(in crate::shard::driver) fn errno(&self, step: &str, marker: &Path) -> Option<i32> {
+        match self.before(step, marker).1 {
+            Verdict::Fail(errno) => Some(errno),
+            Verdict::Perform | Verdict::Short(_) => None,
+        }
+    }
+
     /// Adds one line about an operation that has ended.
     pub(super) fn log(&self, step: &str, file: &Path, result: &io::Result<usize>) {
         let Some(plan) = &self.0 else { return };
@@ -170,8 +180,8 @@ impl Rule {
         };
         let mut parts = text.split(':');
         let step = parts.next().unwrap_or_default();
-        if !STEPS.contains(&step) {
-            return refuse(step, "log=PATH or a step of a save");
+        if !STEPS.contains(&step) && !MARKER_STEPS.contains(&step) {
+            return refuse(step, "log=PATH or a step of a save or a marker");
         }
         let action = parts.next().unwrap_or_default();
         let Some(parsed) = Action::parse(action) else {
@@ -201,9 +211,9 @@ impl Rule {
     fn applies(&mut self, step: &str, file: &Path) -> bool {
         let source = || {
             let name = file.file_name()?.to_str()?;
-            parse_file_name(name).map(|(source, _)| source)
+            name.strip_suffix(".paused").or_else(|| parse_file_name(name).map(|(source, _)| source))
         };
-        let matches = (self.step == "any" || self.step == step)
+        let matches = (self.step == step || self.step == "any" && STEPS.contains(&step))
             && self.source.as_deref().is_none_or(|wanted| source() == Some(wanted))
             && self.while_exists.as_ref().is_none_or(|flag| flag.exists());
         if !matches {

@@ -7,10 +7,11 @@
 //!     └────────────────── Held ◀─────────────────────┘ the session ended
 //! ```
 //! [`session`] talks to Postgres, [`intake`] reads chunks, [`sink`] turns rows into batches,
-//! [`outflow`] sends them, [`progress`] moves the position. What was read outlives a lost
-//! session: the next one goes on behind it.
+//! [`outflow`] sends them, [`guide`] finds the node that takes them, [`progress`] moves the
+//! position. What was read outlives a lost session: the next one goes on behind it.
 
 mod give_up;
+mod guide;
 mod halt;
 mod intake;
 mod outflow;
@@ -19,6 +20,7 @@ mod session;
 mod show;
 mod sink;
 
+use self::guide::Guides;
 use self::intake::Intake;
 use self::progress::Progress;
 use self::session::Sessions;
@@ -75,6 +77,7 @@ pub(super) struct Capture {
     intake: Intake,
     sink: Sink,
     conns: Vec<ConnId>,
+    guides: Guides,
     progress: Progress,
     holding: Holding,
     condition: Condition,
@@ -101,7 +104,7 @@ impl Capture {
                 ctx.conns.assign(wish, ctx.now.mono, backoff())
             })
             .collect();
-        let mut sink = Sink::new(plan);
+        let mut sink = Sink::new(plan, &entry.routed);
         sink.outlet.start(ctx.now.mono);
         Capture {
             started,
@@ -116,6 +119,7 @@ impl Capture {
             progress: Progress::new(&entry, ctx.now),
             sink,
             conns,
+            guides: Guides::default(),
             holding: Holding::default(),
             condition: condition(reason::CONNECTING, String::new(), ctx.now),
             last_error: String::new(),
@@ -186,8 +190,7 @@ impl Capture {
         }
         self.error(cause.to_string());
         self.progress.failed();
-        let any_up = self.conns.iter().any(|conn| ctx.conns.is_up(*conn));
-        self.unreachable = (!any_up).then(|| cause.clone());
+        self.unreachable = self.any_up(ctx).is_none().then(|| cause.clone());
     }
 
     /// Tries again from the start after a pause.
@@ -270,7 +273,7 @@ fn fresh_entry(spec: &CaptureSpec) -> CaptureState {
         clean_stop: false,
         counters: Default::default(),
         gaps: Vec::new(),
-        paused: false,
         last_abandon_at: 0,
+        routed: Vec::new(),
     }
 }

@@ -1,5 +1,6 @@
 //! Requests to the destination cluster: which connection takes them, what their answers mean.
 
+use super::guide::Walker;
 use super::{Capture, Stage};
 use crate::fanout::Failure as Trouble;
 use crate::fanout::outlet::{Notice, Token};
@@ -19,7 +20,7 @@ impl Capture {
     pub(super) fn send_on(&mut self, ctx: &mut Ctx<'_>) {
         self.sink.outlet.is_warm(ctx.now.mono);
         self.tell_notices(ctx);
-        let is_up = self.conn(ctx, 0, false).is_some();
+        let is_up = self.any_up(ctx).is_some();
         self.unreachable.take_if(|_| is_up);
         let resting = matches!(self.stage, Stage::Paused | Stage::Closing { .. });
         if resting || ctx.lane.failing() || !is_up {
@@ -30,26 +31,32 @@ impl Capture {
                 Token::Send(lane) => (lane.number(), RESERVE_LEAST),
                 Token::Ensure(dest) => (dest.0, TOPIC_REPLY),
             };
-            let Some(conn) = self.conn(ctx, number, ask.suspect) else { return };
+            let led = self.guides.conns(Walker::of(ask.token)).unwrap_or_default();
+            let conn = own(ctx, led, number, ask.suspect)
+                .or_else(|| own(ctx, &self.conns, number, ask.suspect))
+                .or_else(|| self.any_up(ctx));
+            let Some(conn) = conn else { return };
             let purpose = Purpose::Capture(ask.token);
             let waiter = Waiter { feed: self.spec.id, round: 0, purpose };
             ctx.conns.request(conn, ask.request, limit, waiter, ctx.out);
         }
     }
 
-    /// The connection for a lane or destination: its own, or any that is up.
-    fn conn(&self, ctx: &Ctx<'_>, number: u32, suspect: bool) -> Option<ConnId> {
-        let (last, plain) = self.conns.split_last()?;
-        let own = match suspect {
-            true => *last,
-            false => *plain.get(number as usize % plain.len().max(1))?,
-        };
-        let any = || self.conns.iter().copied().find(|conn| ctx.conns.is_up(*conn));
-        Some(own).filter(|conn| ctx.conns.is_up(*conn)).or_else(any)
+    /// A connection to the destination cluster that is up.
+    pub(super) fn any_up(&self, ctx: &Ctx<'_>) -> Option<ConnId> {
+        let all = self.conns.iter().copied().chain(self.guides.all());
+        all.into_iter().find(|conn| ctx.conns.is_up(*conn))
     }
 
     /// The answer to a request of [`Capture::send_on`].
-    pub fn replied(&mut self, ctx: &mut Ctx<'_>, token: Token, answer: Result<Reply, Failure>) {
+    pub fn replied(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        conn: ConnId,
+        token: Token,
+        answer: Result<Reply, Failure>,
+    ) {
+        self.heed(ctx, conn, token, &answer);
         match (token, &answer) {
             (Token::Send(_), Ok(_)) => self.progress.acked_at = ctx.now.mono,
             // A lost connection is counted where it was lost.
@@ -77,6 +84,17 @@ impl Capture {
             }
         }
     }
+}
+
+/// Of these connections to one place the one for a lane or destination, or any that is up.
+fn own(ctx: &Ctx<'_>, conns: &[ConnId], number: u32, suspect: bool) -> Option<ConnId> {
+    let (last, plain) = conns.split_last()?;
+    let own = match suspect {
+        true => *last,
+        false => *plain.get(number as usize % plain.len().max(1))?,
+    };
+    let is_up = |conn: &ConnId| ctx.conns.is_up(*conn);
+    Some(own).filter(is_up).or_else(|| conns.iter().copied().find(is_up))
 }
 
 fn trouble(failure: Failure) -> Trouble {

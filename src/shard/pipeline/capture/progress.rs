@@ -243,6 +243,9 @@ impl Capture {
 
     /// A save begins: the position that it holds.
     pub fn saving(&mut self) -> u64 {
+        if let Some(routed) = self.sink.rerouted() {
+            self.entry.routed = routed;
+        }
         self.progress.saving(&self.entry)
     }
 
@@ -256,7 +259,9 @@ impl Capture {
     pub fn saved(&mut self, ctx: &mut Ctx<'_>) {
         self.progress.durable = self.progress.saving;
         let durable = self.progress.durable.end_lsn;
+        let inside = self.intake.stream.as_ref().is_some_and(|stream| !stream.is_between());
         if let Some(confirm) = &mut self.progress.confirm {
+            confirm.set_inside(inside);
             let verdict = confirm.durable(ctx.now.mono, durable);
             self.obey(ctx, verdict);
         }
@@ -350,8 +355,8 @@ mod tests {
             clean_stop: false,
             counters: Default::default(),
             gaps: Vec::new(),
-            paused: false,
             last_abandon_at: 0,
+            routed: Vec::new(),
         };
         Progress::new(&entry, now)
     }

@@ -7,8 +7,8 @@ use crate::batch::FeedId;
 use crate::config::{CapturePlan, EnvelopePlan};
 use crate::ingest::postgres_cdc::confirm::ConfirmOptions;
 use crate::ingest::postgres_cdc::setup::{
-    Finding, Poison, Refusal, Saved, Session as Which, Setup, SetupDone, SetupOptions, Step,
-    Trouble, Watch, of_notice, of_stream_error, watch_sql,
+    Finding, Poison, Refusal, RoutedBy, Saved, Session as Which, Setup, SetupDone, SetupOptions,
+    Step, Trouble, Watch, of_notice, of_stream_error, watch_sql,
 };
 use crate::ingest::postgres_cdc::{Spill, Stream, StreamOptions};
 use crate::pg_wire::query::Rows;
@@ -155,6 +155,7 @@ impl Capture {
             tables: plan.tables.clone(),
             decoder: plan.decoder,
             operations: plan.operations,
+            routed: RoutedBy::of(&plan.routing),
             streaming: plan.streaming,
             binary: plan.binary && !self.intake.no_binary && !reads_one_column(plan),
             database: self.started.then(|| entry.database.clone()),

@@ -20,6 +20,7 @@ use crate::ingest::postgres_cdc::{
 };
 use crate::pg_wire::Lsn;
 use crate::pg_wire::pgoutput::Column;
+use crate::statefile::{MAX_ROUTED, RoutedTable};
 
 /// Relation versions whose routes are kept (I5); beyond that they are worked out anew.
 const MAX_BOUND: usize = 65_536;
@@ -33,6 +34,8 @@ pub(super) struct Sink {
     current: Option<(u32, Arc<BoundRoute>)>,
     /// UPDATE or DELETE is captured.
     wants_rows_named: bool,
+    /// What tables are routed by has changed since it was last saved.
+    rerouted: bool,
     /// Rows of the transaction with this final LSN are passed over.
     pub given_up: Option<Lsn>,
     /// The last row that was taken: its transaction and its number.
@@ -56,18 +59,27 @@ pub(super) enum RowError {
 }
 
 impl Sink {
-    pub fn new(plan: &Arc<CapturePlan>) -> Sink {
+    /// `routed`: routing columns that tables had, as far as they are known.
+    pub fn new(plan: &Arc<CapturePlan>, routed: &[RoutedTable]) -> Sink {
         let envelope = EnvelopeOptions {
             form: plan.envelope.clone(),
             include_metadata: plan.include_metadata,
             numeric_as_string: plan.numeric_as_string,
         };
+        let mut outlet = Outlet::new(plan.clone());
+        outlet.remember(
+            routed
+                .iter()
+                .cloned()
+                .map(|RoutedTable { schema, name, columns }| ((schema, name), columns)),
+        );
         Sink {
-            outlet: Outlet::new(plan.clone()),
+            outlet,
             envelope: Envelope::new(envelope),
             bound: HashMap::new(),
             current: None,
             wants_rows_named: plan.operations.update || plan.operations.delete,
+            rerouted: false,
             given_up: None,
             last: None,
             without_payload: 0,
@@ -83,12 +95,11 @@ impl Sink {
         if self.given_up == Some(row.tx.final_lsn) {
             return Ok(());
         }
-        self.last = Some((row.tx, row.ordinal));
         if self.current.as_ref().is_none_or(|(version, _)| *version != row.relation.version) {
             self.turn_to(row.relation)?;
         }
         let Some((_, bound)) = &self.current else { return Ok(()) };
-        match self.outlet.route(bound, &RowText(row)) {
+        let taken = match self.outlet.route(bound, &RowText(row)) {
             Routed::Destination(dest, choice) | Routed::Held(dest, choice, _) => {
                 self.write(row, dest, choice, None)
             }
@@ -101,7 +112,12 @@ impl Sink {
                 self.write(row, dest, choice, Some(reason))
             }
             Routed::Dropped(_) => Ok(()),
+        };
+        // A row that stops the capture is none that was taken: it comes again.
+        if taken.is_ok() {
+            self.last = Some((row.tx, row.ordinal));
         }
+        taken
     }
 
     /// Makes this relation version the current one.
@@ -123,6 +139,7 @@ impl Sink {
         let bound = self.outlet.bind(&relation.schema, &relation.name, &columns)?;
         let bound = Arc::new(bound);
         self.bound.insert(relation.version, bound.clone());
+        self.rerouted = true;
         if relation.names_no_row() && self.wants_rows_named {
             self.outlet.tell(format!(
                 "replica_identity: {} has no primary key or replica identity any more: its UPDATE \
@@ -132,6 +149,18 @@ impl Sink {
             ));
         }
         Ok(bound)
+    }
+
+    /// What tables are routed by, if that has to be saved. A row whose position is on disk was
+    /// bound before, so its table is there as well.
+    pub fn rerouted(&mut self) -> Option<Vec<RoutedTable>> {
+        let table = |((schema, name), columns): (&(String, String), _)| RoutedTable {
+            schema: schema.clone(),
+            name: name.clone(),
+            columns,
+        };
+        let rerouted = std::mem::take(&mut self.rerouted);
+        rerouted.then(|| self.outlet.routed().map(table).take(MAX_ROUTED).collect())
     }
 
     /// Writes the row's message.
