@@ -134,7 +134,7 @@ reasons! {
         "correct sslmode, sslrootcert or the server's certificate; retried by itself";
     /// A spill file cannot be written or read.
     SPILL_FAILED = Degraded "spill_failed",
-        "free space in state_dir or set streaming = false; retried by itself";
+        "free space in state_dir or set streaming = \"off\"; retried by itself";
     /// P6.
     ROUTING_COLUMN_MISSING = Error "routing_column_missing",
         "put the column back, or change the routing of the source and restart";

@@ -41,7 +41,7 @@ pub enum SpillError {
     /// Too many aborted pieces.
     #[error(
         "transaction {xid} has more than {MAX_ABORTED_RUNS} separate runs of aborted \
-         sub-transactions; set streaming = false, the server then leaves them out"
+         sub-transactions; set streaming = \"off\", the server then leaves them out"
     )]
     TooManyAborted {
         /// The transaction.
@@ -543,6 +543,6 @@ mod tests {
         }
         spool.begin(0).unwrap();
         let error = spool.begin(u32::MAX).unwrap_err();
-        assert!(error.to_string().contains("streaming = false"), "{error}");
+        assert!(error.to_string().contains("streaming = \"off\""), "{error}");
     }
 }
