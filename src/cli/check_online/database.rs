@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::CapturePlan;
+use crate::config::{CapturePlan, PartitionBy};
 use crate::ingest::postgres_cdc::setup::{Ask, Finding, Saved, Session, Setup, SetupOptions, Step};
 use crate::pg_wire::query::Rows;
 use crate::pg_wire::{Lsn, ServerError};
@@ -62,6 +62,7 @@ fn options(plan: &CapturePlan, saved: Option<CaptureState>) -> SetupOptions {
         operations: plan.operations,
         streaming: plan.streaming,
         binary: plan.binary,
+        row_keys: plan.routing.partition_by == PartitionBy::Identity,
         database: saved.map(|entry| entry.database),
         saved: position,
         check: true,

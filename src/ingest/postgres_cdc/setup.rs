@@ -305,9 +305,10 @@ impl Setup {
                 ));
             }
         }
+        found.extend(judge::row_keys(&self.tables, &self.options));
         self.note(found)?;
         let lines = self.options.decoder == Decoder::TestDecoding;
-        if lines || self.options.binary || self.options.check {
+        if lines || self.options.binary || self.options.row_keys || self.options.check {
             return Ok(self.ask(State::Columns));
         }
         self.make()

@@ -710,6 +710,21 @@ fn a_database_without_an_encoding_is_asked_for_its_bytes_as_they_are() {
 }
 
 #[test]
+fn a_row_that_only_its_whole_self_identifies_is_told_where_it_is_the_partition_key() {
+    let warned = |identity: &str, has_key: &str, row_keys: bool| {
+        let mut fake =
+            Fake::set_up().with_table("identity", identity).with_table("has_key", has_key);
+        let done = ready(fake.run(SetupOptions { row_keys, ..saved("0/4000") }));
+        let asked = fake.asked.iter().any(|ask| ask.sql.contains("a.attname AS column"));
+        assert_eq!((asked, done.facts.len()), (row_keys, usize::from(row_keys)));
+        done.notes.iter().any(|note| note.code == "row_key")
+    };
+    assert!(warned("f", "f", true));
+    assert!(!warned("f", "t", true), "the primary key is looked up");
+    assert!(!warned("f", "f", false), "nobody asks for it");
+}
+
+#[test]
 fn names_cannot_leave_their_quotes() {
     let mut odd = options();
     odd.publication = "My,Pub\"x'".into();

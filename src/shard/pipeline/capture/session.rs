@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Capture, Stage};
 use crate::batch::FeedId;
-use crate::config::{CapturePlan, EnvelopePlan};
+use crate::config::{CapturePlan, EnvelopePlan, PartitionBy};
 use crate::ingest::postgres_cdc::confirm::ConfirmOptions;
 use crate::ingest::postgres_cdc::setup::{
     Finding, Poison, Refusal, Saved, Session as Which, Setup, SetupDone, SetupOptions, Step,
@@ -156,6 +156,7 @@ impl Capture {
             decoder: plan.decoder,
             operations: plan.operations,
             streaming: plan.streaming,
+            row_keys: plan.routing.partition_by == PartitionBy::Identity,
             binary: plan.binary && !self.intake.no_binary && !reads_one_column(plan),
             database: self.started.then(|| entry.database.clone()),
             saved: self.started.then_some(saved),
