@@ -1,13 +1,20 @@
-//! The real binary under SIGKILL, on built-in brokers that misbehave: nothing is lost, duplicated
-//! or reordered, and what cannot be prevented is reported.
+//! The real binary under SIGKILL, on built-in brokers that misbehave and databases that restart:
+//! nothing is lost or reordered, a mirror duplicates nothing, and what cannot be prevented is
+//! reported.
 //!
 //! `TIDEGATE_SEED=N` repeats a run's choices, `TIDEGATE_SOAK=1` runs with the product's own waits.
 #![allow(clippy::disallowed_methods)] // processes, files, threads and the clock
 
 mod support;
 
+#[path = "fault/capture.rs"]
+mod capture;
 #[path = "fault/mischief.rs"]
 mod mischief;
+#[path = "capture/stage.rs"]
+mod stage;
+#[path = "fault/witness.rs"]
+mod witness;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -116,6 +116,9 @@ fn a_failed_fsync_confirms_nothing_and_is_followed_by_a_new_file_h38() {
     stage.running(&mut daemon, "shop");
     daemon.kill();
     let steps = steps(&log);
+    let names: Vec<&str> = steps.iter().map(|(step, _)| step.as_str()).collect();
+    let save = ["open", "write", "sync", "close", "rename", "sync_dir"];
+    assert!(names.windows(save.len()).any(|some| some == save), "{names:?}");
     let at = steps.iter().position(|(step, how)| step == "sync" && !how.starts_with("ok"));
     let mut after = steps[at.expect("the error") + 1..].iter().map(|(step, _)| step.as_str());
     let next = after.find(|step| *step != "close" && *step != "unlink");

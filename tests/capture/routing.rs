@@ -414,6 +414,53 @@ fn keys_of_three_encodings_and_the_identity_keep_their_rows_in_one_partition_in_
 }
 
 #[test]
+fn a_full_identity_does_not_part_a_row_from_its_changes() {
+    let sql = format!(
+        "{KEYED}; alter table events replica identity full; \
+         create table loose (id int, note text); alter table loose replica identity full"
+    );
+    let identity = "partition_by = \"identity\"";
+    let loose = format!(
+        "tables = [\"public.loose\"]\nstream = \"$stream\"\ntopic = \"all\"\n\
+         [sources.shop.routing]\n{identity}\n"
+    );
+    let mut stage = Stage::new(&sql, &loose);
+    stage.add_source("full", &keyed("full", identity));
+    let lines = format!("decoder = \"test_decoding\"\n{}", keyed("lines", identity));
+    stage.add_source("lines", &lines);
+    let mut daemon = stage.all_streaming(3);
+    let told = daemon.lines();
+    let warned = |table: &str| told.iter().any(|l| l.contains("row_key") && l.contains(table));
+    assert!(warned("public.loose") && !warned("public.events"), "{}", told.join("\n"));
+    stage.pg.sql("insert into events select n, 'w', n, null, 0 from generate_series(1, 30) n");
+    for _ in 0..3 {
+        stage.pg.sql("update events set v = v + 1, who = who || v, number = null");
+    }
+    stage.pg.sql("delete from events where id <= 15");
+    for key in ["full", "lines"] {
+        stage.wait_confirmed_of(&mut daemon, key);
+        let logs = partitions(&stage, key);
+        assert_eq!(logs.iter().map(Vec::len).sum::<usize>(), 30 * 4 + 15, "{key}");
+        assert!(logs.iter().filter(|log| !log.is_empty()).count() > 1, "{key}: keys are spread");
+        let mut changes: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+        for log in &logs {
+            let here: BTreeSet<i64> = row_ids(log).into_iter().collect();
+            assert!(here.iter().all(|id| !changes.contains_key(id)), "{key}: one partition each");
+            for (got, id) in log.iter().zip(row_ids(log)) {
+                let change = format!("{} {}", got.text("op"), got.payload["data"]["v"]);
+                changes.entry(id).or_default().push(change);
+            }
+        }
+        for (id, found) in changes {
+            let mut wanted = vec!["I 0", "U 1", "U 2", "U 3"];
+            wanted.extend((id <= 15).then_some("D null"));
+            assert_eq!(found, wanted, "{key}: row {id}");
+        }
+    }
+    daemon.stop();
+}
+
+#[test]
 fn rows_of_many_keys_share_requests() {
     let test = "rows_of_many_keys_share_requests";
     let source = keyed("shop", "partition_key_column = \"who\"");

@@ -2,68 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::stage::{Got, Stage, limit};
-use super::support::{Daemon, eventually, when};
-
-/// A stage whose rows all arrive in one partition, and how many were looked at.
-struct Tape {
-    stage: Stage,
-    daemon: Daemon,
-    seen: usize,
-}
-
-impl Tape {
-    fn new(sql: &str, tables: &[&str]) -> Tape {
-        Tape::with(sql, tables, "")
-    }
-
-    fn with(sql: &str, tables: &[&str], more: &str) -> Tape {
-        let source = format!("tables = {tables:?}\nstream = \"$stream\"\ntopic = \"all\"\n{more}");
-        let stage = Stage::new(sql, &source);
-        let daemon = stage.streaming();
-        Tape { stage, daemon, seen: 0 }
-    }
-
-    /// Runs the statements; the messages they lead to, which must be that many.
-    #[track_caller]
-    fn play(&mut self, sql: &str, count: usize) -> Vec<Got> {
-        self.stage.pg.sql(sql);
-        self.next(count)
-    }
-
-    #[track_caller]
-    fn next(&mut self, count: usize) -> Vec<Got> {
-        let got = self.stage.wait_for(&mut self.daemon, "all", self.seen + count);
-        let new = got[self.seen..].to_vec();
-        self.seen = got.len();
-        let shown: Vec<String> =
-            new.iter().map(|got| String::from_utf8_lossy(&got.raw).into_owned()).collect();
-        assert_eq!(new.len(), count, "{shown:#?}");
-        new
-    }
-
-    /// Nothing more came, and nothing is left behind.
-    #[track_caller]
-    fn end(mut self) -> Stage {
-        self.stage.wait_confirmed(&mut self.daemon);
-        assert_eq!(self.stage.got("all").len(), self.seen, "a message nobody expected");
-        self.daemon.stop();
-        self.stage
-    }
-}
-
-/// Operations, in order.
-fn ops(got: &[Got]) -> String {
-    got.iter().map(|got| got.text("op")).collect()
-}
-
-fn data(got: &Got) -> &Value {
-    &got.payload["data"]
-}
-
-fn tables(got: &[Got]) -> Vec<&str> {
-    got.iter().map(|got| got.text("table")).collect()
-}
+use super::stage::{Stage, limit};
+use super::support::{eventually, when};
+use super::tape::{Tape, data, ops, tables};
 
 const BIG: &str = "(select string_agg(md5(n::text), '') from generate_series(1, 320) n)";
 
@@ -203,8 +144,7 @@ fn a_table_without_a_key_is_refused_before_anything_is_made_h20() {
     stage.pg.sql(application);
     // Inserts alone need no key.
     stage.source += "capture_operations = [\"INSERT\"]\n";
-    let daemon = stage.streaming();
-    let mut tape = Tape { stage, daemon, seen: 0 };
+    let mut tape = Tape::of(stage);
     let got = tape.play(application, 1);
     assert_eq!((ops(&got).as_str(), got[0].text("table")), ("I", "public.keyless"));
     tape.end();

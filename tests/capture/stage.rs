@@ -110,6 +110,12 @@ impl Stage {
         Daemon::start_written(&self.home, environment)
     }
 
+    /// The same with `--accept-gap`.
+    pub fn start_accepting(&self) -> Daemon {
+        std::fs::write(self.home.config_file(), self.config()).expect("a configuration file");
+        Daemon::start_as(&self.home, &["--accept-gap"], &[])
+    }
+
     /// A started daemon that streams.
     #[track_caller]
     pub fn streaming(&self) -> Daemon {

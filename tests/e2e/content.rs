@@ -198,7 +198,7 @@ fn big_polls_are_split_by_bytes_and_memory_stays_bounded_h31() {
     };
     let mut daemon = rig.start();
     ready(&mut daemon);
-    let idle = most_memory(daemon.id());
+    let idle = daemon.most_memory();
     // All of it waits when the daemon looks again.
     daemon.signal(Signal::Stop);
     for first in (0..200).step_by(20) {
@@ -206,21 +206,12 @@ fn big_polls_are_split_by_bytes_and_memory_stays_bounded_h31() {
     }
     daemon.signal(Signal::Continue);
     rig.ends_at(&mut daemon, 0, 200);
-    let busy = most_memory(daemon.id());
+    let busy = daemon.most_memory();
     daemon.stop();
     rig.assert_exact();
     // 80 MB went through, 32 MiB were allowed, and the allocator keeps a little.
     println!("at most {} MiB resident, {} MiB idle", busy >> 20, idle >> 20);
     assert!(busy - idle < 40 << 20, "{} MiB", (busy - idle) >> 20);
-}
-
-/// Largest resident set of a running process, bytes. What the kernel reports at its end counts
-/// the parent's too: a child is a copy of its parent before it becomes another program.
-fn most_memory(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib << 10
 }
 
 #[test]

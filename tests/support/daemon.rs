@@ -235,8 +235,13 @@ impl Daemon {
 
     /// Starts `tidegate run` with the configuration file as it is.
     pub fn start_written(home: &Home, environment: &[(&str, &str)]) -> Daemon {
+        Daemon::start_as(home, &[], environment)
+    }
+
+    /// The same with more arguments.
+    pub fn start_as(home: &Home, more: &[&str], environment: &[(&str, &str)]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("run").arg("--config").arg(home.config_file());
+        command.arg("run").arg("--config").arg(home.config_file()).args(more);
         command.envs(environment.iter().copied());
         let process = Process::spawn(command).expect("the binary");
         Daemon { process, admin: home.admin }
@@ -298,6 +303,16 @@ impl Daemon {
             self.assert_running();
             self.feed(topic, partition).filter(|feed| feed["reason"] == reason)
         })
+    }
+
+    /// Largest resident set so far, bytes. What the kernel reports at its end counts the parent's
+    /// too: a child is a copy of its parent before it becomes another program.
+    pub fn most_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kib << 10
     }
 
     /// Fails the test if the process has ended.

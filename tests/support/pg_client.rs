@@ -112,7 +112,12 @@ impl Client {
 
     pub async fn start(&self, slot: &str, publication: &str, at: Lsn) {
         let options = [("proto_version", "1"), ("publication_names", publication)];
-        self.conn.query(&replication::start_replication_sql(slot, at, &options));
+        self.begin(&replication::start_replication_sql(slot, at, &options)).await;
+    }
+
+    /// The same in these words.
+    pub async fn begin(&self, sql: &str) {
+        self.conn.query(sql);
         match self.next().await {
             PgEvent::CopyStarted => {}
             other => panic!("no copy: {other:?}"),

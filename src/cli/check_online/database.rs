@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::CapturePlan;
+use crate::config::{CapturePlan, PartitionBy};
 use crate::ingest::postgres_cdc::setup::{
     Ask, Finding, RoutedBy, Saved, Session, Setup, SetupOptions, Step,
 };
@@ -65,6 +65,7 @@ fn options(plan: &CapturePlan, saved: Option<CaptureState>) -> SetupOptions {
         routed: RoutedBy::of(&plan.routing),
         streaming: plan.streaming,
         binary: plan.binary,
+        row_keys: plan.routing.partition_by == PartitionBy::Identity,
         database: saved.map(|entry| entry.database),
         saved: position,
         check: true,

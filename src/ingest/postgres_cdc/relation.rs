@@ -7,6 +7,7 @@
 use hashbrown::HashMap;
 
 use super::StreamError;
+use super::test_lines::TableFact;
 use crate::config::Tables;
 use crate::pg_wire::pgoutput::RelationBody;
 use crate::pg_wire::value::{has_binary_codec, json_string};
@@ -55,7 +56,8 @@ pub struct RelationColumn {
     pub json_key: Vec<u8>,
     /// Number of its type.
     pub type_oid: u32,
-    /// Part of the replica identity.
+    /// Part of what names the row: the replica identity, or with REPLICA IDENTITY FULL the primary
+    /// key as far as set-up knows it.
     pub key: bool,
 }
 
@@ -75,6 +77,8 @@ pub struct ColumnDraft<'a> {
 pub struct Relations {
     tables: Tables,
     snake_case: bool,
+    /// Columns that name a row, by schema, NUL and table, as set-up found them.
+    row_keys: HashMap<String, Vec<String>>,
     known: HashMap<u32, Relation>,
     next_version: u32,
 }
@@ -82,27 +86,42 @@ pub struct Relations {
 impl Relations {
     /// None yet.
     pub fn new(tables: Tables, snake_case: bool) -> Relations {
-        Relations { tables, snake_case, known: HashMap::new(), next_version: 1 }
+        let (row_keys, known) = (HashMap::new(), HashMap::new());
+        Relations { tables, snake_case, row_keys, known, next_version: 1 }
     }
 
-    /// Forgets everything but the versions that were given out: another connection.
-    pub fn clear(&mut self) {
+    /// A connection begins, as set-up left it: nothing is known but the versions given out.
+    pub fn restart(&mut self, facts: &[TableFact]) {
+        self.row_keys = row_keys(facts);
         self.known.clear();
     }
 
     /// The server describes a relation, whose values come in `binary` form or as text.
     pub fn learn(&mut self, body: &RelationBody<'_>, binary: bool) -> Result<(), StreamError> {
         let schema = if body.namespace.is_empty() { "pg_catalog" } else { body.namespace };
+        let row_key = self.row_key(schema, body);
         let columns = body.columns().map(|column| ColumnDraft {
             name: column.name,
             type_oid: column.type_oid,
-            key: column.key,
+            key: match &row_key {
+                Some(names) => names.iter().any(|name| name == column.name),
+                None => column.key,
+            },
         });
         self.define(body.id, schema, body.name, body.identity, columns)?;
         match self.known.get(&body.id) {
             Some(relation) if binary && relation.captured => relation.check_binary(),
             _ => Ok(()),
         }
+    }
+
+    /// With REPLICA IDENTITY FULL the server marks every column, so that a row that changes would
+    /// be another one. What tells it apart is its primary key, if that is published whole.
+    fn row_key(&self, schema: &str, body: &RelationBody<'_>) -> Option<Vec<String>> {
+        let names = self.row_keys.get(&full_name(schema, body.name));
+        let names = names.filter(|_| body.identity == b'f')?;
+        let is_there = |name: &String| body.columns().any(|column| column.name == name);
+        names.iter().all(is_there).then(|| names.clone())
     }
 
     /// The same from its parts.
@@ -207,6 +226,19 @@ impl RelationColumn {
     }
 }
 
+fn row_keys(facts: &[TableFact]) -> HashMap<String, Vec<String>> {
+    let keys = |fact: &TableFact| {
+        let keys = fact.columns.iter().filter(|column| column.key);
+        keys.map(|column| column.name.clone()).collect::<Vec<String>>()
+    };
+    let known = facts.iter().map(|fact| (full_name(&fact.schema, &fact.name), keys(fact)));
+    known.filter(|(_, keys)| !keys.is_empty()).collect()
+}
+
+fn full_name(schema: &str, name: &str) -> String {
+    format!("{schema}\0{name}")
+}
+
 /// Upper case letters begin a word, a run of them is one word, as in Iggy's Postgres source.
 fn snake_case(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
@@ -231,6 +263,9 @@ fn snake_case(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::TableName;
+    use crate::ingest::postgres_cdc::test_lines::FactColumn;
+    use crate::ingest::postgres_cdc::wire;
+    use crate::pg_wire::pgoutput::{self, Message};
 
     fn column(name: &str) -> ColumnDraft<'_> {
         ColumnDraft { name, type_oid: 25, key: false }
@@ -259,7 +294,7 @@ mod tests {
         }
         seen.push(define(&mut relations, 7, "renamed", &[a, b]));
         seen.push(define(&mut relations, 8, "t", &[a, b]));
-        relations.clear();
+        relations.restart(&[]);
         assert!(relations.get(7).is_none());
         seen.push(define(&mut relations, 7, "t", &[a, b]));
         let distinct: std::collections::BTreeSet<u32> = seen.iter().copied().collect();
@@ -332,5 +367,37 @@ mod tests {
         let more = relations.define(u32::MAX, "public", "t", b'd', std::iter::empty());
         assert!(matches!(more, Err(StreamError::TooManyRelations { .. })));
         define(&mut relations, 5, "known ones still change", &[]);
+    }
+
+    #[test]
+    fn a_full_identity_is_narrowed_to_the_primary_key_that_is_known() {
+        let column = |name: &str, key| FactColumn {
+            name: name.to_owned(),
+            type_name: "integer".to_owned(),
+            key,
+        };
+        let fact = |name: &str, columns| TableFact {
+            schema: "public".to_owned(),
+            name: name.to_owned(),
+            full: true,
+            columns,
+        };
+        let facts = [fact("t", vec![column("a", true), column("b", true), column("c", false)])];
+        let keys = |facts: &[TableFact], identity, names: &[&'static str]| {
+            let columns: Vec<_> = names.iter().map(|name| (*name, 23, *name != "c")).collect();
+            let bytes = wire::relation(None, 7, "public", "t", identity, &columns);
+            let Ok(Message::Relation { relation, .. }) = pgoutput::decode(&bytes, false) else {
+                panic!("no relation")
+            };
+            let mut relations = Relations::new(Tables::All, false);
+            relations.restart(facts);
+            relations.learn(&relation, false).unwrap();
+            let found = relations.get(7).unwrap().columns.iter().filter(|column| column.key);
+            found.map(|column| column.name.clone()).collect::<Vec<String>>()
+        };
+        assert_eq!(keys(&facts, b'f', &["a", "b", "c", "d"]), ["a", "b"]);
+        assert_eq!(keys(&facts, b'd', &["a", "d"]), ["a", "d"], "the server says it");
+        assert_eq!(keys(&facts, b'f', &["a", "d"]), ["a", "d"], "a list without all of the key");
+        assert_eq!(keys(&[], b'f', &["a", "d"]), ["a", "d"], "not known");
     }
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use super::position::{Timelines, config_hash};
 use crate::config::{Decoder, Tables};
-use crate::pg_wire::query::Rows;
+use crate::pg_wire::query::{Rows, quote_literal};
 use crate::pg_wire::replication::{
     Identity, SlotCreated, SlotOptions, create_slot_sql, identify_system, read_timeline_history,
     start_replication_sql, timeline_history_sql,
@@ -37,8 +37,12 @@ use sql::Which;
 pub use finding::{Finding, Level, Refusal};
 pub use resume::{Gap, Saved};
 pub use step::{Ask, RoutedBy, Session, SetupDone, SetupOptions, Step};
-pub use trouble::{Poison, Trouble, of_notice, of_stream_error};
+pub use trouble::{Poison, Trouble, of_notice, of_passing_login, of_stream_error};
 pub use watch::{Watch, watch_sql};
+
+/// Encoding of a database that does not know what its bytes mean. As UTF8 the server would refuse
+/// the first row that is none, again and again; as this it sends what it has.
+const PLAIN: &str = "SQL_ASCII";
 
 /// The machine.
 #[derive(Debug)]
@@ -62,6 +66,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Server,
+    Encoding,
     Identify,
     History,
     Slot,
@@ -150,6 +155,7 @@ impl Setup {
         };
         match self.state {
             State::Server => self.on_server(&rows),
+            State::Encoding => Ok(self.ask(State::Identify)),
             State::Identify => self.on_identity(&rows),
             State::History => self.on_history(&rows),
             State::Slot => self.on_slot(&rows),
@@ -166,8 +172,9 @@ impl Setup {
     fn on_server(&mut self, rows: &[Rows]) -> Result<Step, Finding> {
         let server = Server::read(rows)?;
         self.note(judge::server(&server, &self.options))?;
+        let plain = server.encoding == PLAIN && !self.options.check;
         self.server = Some(server);
-        Ok(self.ask(State::Identify))
+        Ok(self.ask(if plain { State::Encoding } else { State::Identify }))
     }
 
     fn on_identity(&mut self, rows: &[Rows]) -> Result<Step, Finding> {
@@ -298,10 +305,12 @@ impl Setup {
                 ));
             }
         }
+        found.extend(judge::row_keys(&self.tables, &self.options));
         self.note(found)?;
         let lines = self.options.decoder == Decoder::TestDecoding;
         let routes = !self.options.routed.columns.is_empty();
-        if lines || routes || self.options.binary || self.options.check {
+        let keys = self.options.row_keys;
+        if lines || routes || keys || self.options.binary || self.options.check {
             return Ok(self.ask(State::Columns));
         }
         self.make()
@@ -438,7 +447,7 @@ impl Setup {
     fn ask(&mut self, state: State) -> Step {
         self.state = state;
         let (on, within) = match state {
-            State::Identify | State::History => (Session::Replication, None),
+            State::Encoding | State::Identify | State::History => (Session::Replication, None),
             State::CreateSlot => (Session::Replication, Some(self.options.create_patience)),
             _ => (Session::Query, None),
         };
@@ -456,6 +465,7 @@ impl Setup {
         };
         match state {
             State::Server | State::Done => sql::SERVER.to_owned(),
+            State::Encoding => format!("SET client_encoding TO {}", quote_literal(PLAIN)),
             State::Identify => identify_system().to_owned(),
             State::History => timeline_history_sql(self.timelines.current()),
             State::Slot => sql::slot(&options.slot, version),
@@ -480,6 +490,7 @@ impl Setup {
     fn doing(&self) -> &'static str {
         match self.state {
             State::Server => "asking about the server",
+            State::Encoding => "setting client_encoding",
             State::Identify => "IDENTIFY_SYSTEM",
             State::History => "TIMELINE_HISTORY",
             State::Slot => "asking about the slot",

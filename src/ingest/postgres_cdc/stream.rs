@@ -40,7 +40,8 @@ pub struct StreamOptions {
     pub binary: bool,
     /// [`super::position::config_hash`] of this connection.
     pub config_hash: u64,
-    /// What set-up knows of the tables; test_decoding describes only what a line mentions.
+    /// What set-up knows of the tables; test_decoding describes only what a line mentions, and
+    /// pgoutput no primary key next to REPLICA IDENTITY FULL.
     pub facts: Vec<TableFact>,
     /// Bytes of open transactions that may stay in memory.
     pub spool_memory: usize,
@@ -103,8 +104,10 @@ struct OpenTx {
 impl Stream {
     /// A connection that starts at `position`.
     pub fn new(options: StreamOptions, position: Position) -> Stream {
+        let mut relations = Relations::new(options.tables.clone(), options.snake_case_columns);
+        relations.restart(&options.facts);
         Stream {
-            relations: Relations::new(options.tables.clone(), options.snake_case_columns),
+            relations,
             spool: Spool::new(options.spool_memory),
             lines: Lines::new(&options.facts),
             options,
@@ -129,7 +132,7 @@ impl Stream {
         if let Some(replay) = self.replay.take().filter(Replay::has_file) {
             files.push(replay.xid());
         }
-        self.relations.clear();
+        self.relations.restart(&facts);
         self.options.facts = facts;
         self.lines = Lines::new(&self.options.facts);
         self.options.config_hash = config_hash;

@@ -33,7 +33,8 @@ pub struct FactColumn {
     pub name: String,
     /// Type as `format_type` writes it without a modifier.
     pub type_name: String,
-    /// Part of the replica identity.
+    /// Part of what names the row: the replica identity, or with REPLICA IDENTITY FULL the primary
+    /// key if there is one.
     pub key: bool,
 }
 
@@ -203,18 +204,22 @@ impl Table {
     /// Keys stay keys under the same name.
     fn reshape(&mut self, fields: &Fields<'_>) {
         let before = std::mem::take(&mut self.columns);
+        let whole_row = self.full && before.iter().all(|column| column.key);
         self.columns = fields
             .iter()
             .map(|field| {
                 let name = field.name.name();
-                let key = self.full || before.iter().any(|c| c.key && c.name == name);
+                let key = whole_row || before.iter().any(|c| c.key && c.name == name);
                 FactColumn { name, type_name: field.type_name.to_owned(), key }
             })
             .collect();
     }
 
-    /// What an old row mentions belongs to the replica identity.
+    /// What an old row mentions belongs to the replica identity. A full one mentions everything.
     fn mark_keys(&mut self, old: &Fields<'_>) -> bool {
+        if self.full {
+            return false;
+        }
         let mut changed = false;
         let mut columns = self.columns.iter_mut();
         for field in old.iter() {

@@ -160,7 +160,8 @@ pub struct ColumnFact {
     pub long: bool,
     /// Generated: not part of changes unless so published.
     pub generated: bool,
-    /// Part of the replica identity.
+    /// Part of what names the row: the replica identity, or with REPLICA IDENTITY FULL the primary
+    /// key if there is one.
     pub key: bool,
 }
 

@@ -264,6 +264,29 @@ pub fn identities(tables: &[Table], operations: Operations, level: Level) -> Vec
     findings
 }
 
+/// Whether the changes of a row have something that stays the same.
+pub fn row_keys(tables: &[Table], options: &SetupOptions) -> Vec<Finding> {
+    let changes = |table: &&Table| table.identity == 'f' && !table.has_key && table.kind == 'r';
+    let tables = tables.iter().filter(|_| options.row_keys).filter(changes);
+    let finding = |table: &Table| {
+        let name = &table.table;
+        Finding::new(
+            Level::Warning,
+            "row_key",
+            format!(
+                "{name} has REPLICA IDENTITY FULL and no primary key: with partition_by = \
+                 \"identity\" a row goes to another partition whenever it changes"
+            ),
+            "a primary key: the changes of a row then stay in order",
+            format!(
+                "ALTER TABLE {} ADD PRIMARY KEY (...), or set partition_key_column",
+                quoted(name)
+            ),
+        )
+    };
+    tables.map(finding).collect()
+}
+
 /// The publications that are there, against the configuration.
 pub fn publications(
     found: &[Publication],

@@ -126,9 +126,12 @@ pub fn columns(which: Which<'_>) -> String {
          a.attname AS column, pg_catalog.format_type(a.atttypid, NULL) AS type_name, \
          a.atttypid AS type_oid, a.attstorage <> 'p' AS is_long, \
          a.attgenerated <> '' AS generated, \
-         c.relreplident = 'f' OR EXISTS (SELECT FROM pg_catalog.pg_index i \
+         (c.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i \
+         WHERE i.indrelid = c.oid AND i.indisprimary)) \
+         OR EXISTS (SELECT FROM pg_catalog.pg_index i \
          WHERE i.indrelid = c.oid AND a.attnum = ANY (i.indkey) \
-         AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END) AS key \
+         AND CASE WHEN c.relreplident IN ('d', 'f') THEN i.indisprimary \
+         ELSE i.indisreplident END) AS key \
          FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
          WHERE {} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY 1, 2, a.attnum",

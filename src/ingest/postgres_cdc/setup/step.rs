@@ -29,6 +29,8 @@ pub struct SetupOptions {
     pub streaming: bool,
     /// Binary values, if every type has a codec.
     pub binary: bool,
+    /// Rows are kept together by their keys.
+    pub row_keys: bool,
     /// A slot that standbys copy (from Postgres 17).
     pub failover: bool,
     /// Database of the saved position.
@@ -59,6 +61,7 @@ impl SetupOptions {
             routed: RoutedBy::default(),
             streaming: false,
             binary: false,
+            row_keys: false,
             failover: false,
             database: None,
             saved: None,

@@ -192,6 +192,7 @@ impl Fake {
                 let columns = ["systemid", "timeline", "xlogpos", "dbname"];
                 one(&columns, &[&SYSTEM.to_string(), &timeline, &end, "shop"])
             }
+            (Session::Replication, "SET client_encoding TO 'SQL_ASCII'") => Ok(Vec::new()),
             (Session::Replication, sql) if sql.starts_with("TIMELINE_HISTORY") => {
                 let content = self.history.clone()?;
                 one(&["filename", "content"], &["00000002.history", &content])
@@ -695,6 +696,32 @@ fn a_check_changes_nothing_and_finds_everything() {
         panic!("a check")
     };
     assert_eq!(findings.iter().map(|f| f.code).collect::<Vec<_>>(), ["long_values"]);
+}
+
+#[test]
+fn a_database_without_an_encoding_is_asked_for_its_bytes_as_they_are() {
+    let sets = |fake: &Fake| fake.asked.iter().any(|ask| ask.sql.starts_with("SET "));
+    let mut fake = Fake::set_up().with_server("encoding", "SQL_ASCII");
+    let done = ready(fake.run(saved("0/4000")));
+    assert!(sets(&fake) && done.notes.iter().any(|note| note.code == "encoding"));
+    let mut fake = Fake::set_up();
+    ready(fake.run(saved("0/4000")));
+    assert!(!sets(&fake));
+}
+
+#[test]
+fn a_row_that_only_its_whole_self_identifies_is_told_where_it_is_the_partition_key() {
+    let warned = |identity: &str, has_key: &str, row_keys: bool| {
+        let mut fake =
+            Fake::set_up().with_table("identity", identity).with_table("has_key", has_key);
+        let done = ready(fake.run(SetupOptions { row_keys, ..saved("0/4000") }));
+        let asked = fake.asked.iter().any(|ask| ask.sql.contains("a.attname AS column"));
+        assert_eq!((asked, done.facts.len()), (row_keys, usize::from(row_keys)));
+        done.notes.iter().any(|note| note.code == "row_key")
+    };
+    assert!(warned("f", "f", true));
+    assert!(!warned("f", "t", true), "the primary key is looked up");
+    assert!(!warned("f", "f", false), "nobody asks for it");
 }
 
 #[test]

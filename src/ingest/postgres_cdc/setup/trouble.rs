@@ -45,14 +45,20 @@ pub fn of_stream_error(slot: &str, error: &ServerError) -> Trouble {
         "22021" => stop(
             "encoding",
             "text in the encoding of the database",
-            "the database has bytes that are not valid text: correct that row, or connect with \
-             options=-cclient_encoding=SQL_ASCII",
+            "the database has bytes that are not valid text: correct that row, or leave its column \
+             out (column list of the publication)",
         ),
         "42501" => {
             stop("privilege_missing", "the REPLICATION attribute", "ALTER ROLE ... REPLICATION")
         }
         _ => Trouble::Retry(Finding::of_error(&format!("slot {slot:?}"), error)),
     }
+}
+
+/// A login that the server refused for want of room or because it starts or stops: nothing is
+/// wrong with role and password.
+pub fn of_passing_login(address: &str, error: &ServerError) -> Finding {
+    Finding::of_error(&format!("login to {address}"), error)
 }
 
 /// A notice that means lost changes: Postgres 18 skips what it cannot decode with these words.

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::{Capture, Stage};
 use crate::batch::FeedId;
-use crate::config::{CapturePlan, EnvelopePlan};
+use crate::config::{CapturePlan, EnvelopePlan, PartitionBy};
 use crate::ingest::postgres_cdc::confirm::ConfirmOptions;
 use crate::ingest::postgres_cdc::setup::{
     Finding, Poison, Refusal, RoutedBy, Saved, Session as Which, Setup, SetupDone, SetupOptions,
-    Step, Trouble, Watch, of_notice, of_stream_error, watch_sql,
+    Step, Trouble, Watch, of_notice, of_passing_login, of_stream_error, watch_sql,
 };
 use crate::ingest::postgres_cdc::{Spill, Stream, StreamOptions};
 use crate::pg_wire::query::Rows;
@@ -157,6 +157,7 @@ impl Capture {
             operations: plan.operations,
             routed: RoutedBy::of(&plan.routing),
             streaming: plan.streaming,
+            row_keys: plan.routing.partition_by == PartitionBy::Identity,
             binary: plan.binary && !self.intake.no_binary && !reads_one_column(plan),
             database: self.started.then(|| entry.database.clone()),
             saved: self.started.then_some(saved),
@@ -418,17 +419,26 @@ impl Capture {
         match self.stage {
             Stage::Held { .. } | Stage::Paused | Stage::Closing { .. } | Stage::Ended => {}
             Stage::Finishing { .. } => {}
-            _ => match cause.server().filter(|_| matches!(self.stage, Stage::Streaming)) {
-                Some(error) => self.stream_refused(ctx, &error.clone()),
-                None => {
-                    let reason = match &cause {
-                        PgConnError::Login { .. } => reason::LOGIN_REFUSED,
-                        PgConnError::Tls { .. } => reason::TLS_FAILED,
-                        _ => reason::UPSTREAM_UNREACHABLE,
-                    };
-                    self.hold(ctx, reason, cause.to_string());
-                }
-            },
+            _ => self.try_again_after(ctx, &cause),
+        }
+    }
+
+    /// A session that is needed ended by itself, or did not come about.
+    fn try_again_after(&mut self, ctx: &mut Ctx<'_>, cause: &PgConnError) {
+        let streaming = matches!(self.stage, Stage::Streaming);
+        match (cause, cause.server()) {
+            (_, Some(error)) if streaming => self.stream_refused(ctx, error),
+            (PgConnError::Login { address, .. }, Some(error)) if !cause.is_final() => {
+                self.refused(ctx, &of_passing_login(address, error));
+            }
+            _ => {
+                let reason = match cause {
+                    PgConnError::Login { .. } => reason::LOGIN_REFUSED,
+                    PgConnError::Tls { .. } => reason::TLS_FAILED,
+                    _ => reason::UPSTREAM_UNREACHABLE,
+                };
+                self.hold(ctx, reason, cause.to_string());
+            }
         }
     }
 
