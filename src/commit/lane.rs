@@ -3,8 +3,8 @@
 //! Feeds mark themselves dirty; one save takes everything that is ready; what changes while it
 //! runs goes into the next. A *barrier* is a save that something waits for (a gap, a new epoch,
 //! the very first position) and starts at once; other saves keep `interval` apart (C2), and
-//! [`PACE`] times as long as the last one took: where nothing waits, a slow disk is not kept busy
-//! by saves that the next one replaces.
+//! [`PACE`] times as long as the last one took, up to [`PACE_LONGEST`]: where nothing waits, a disk
+//! is not kept busy by saves that the next one replaces.
 //! I4: generations only grow, also over failed saves.
 
 use std::time::Duration;
@@ -21,6 +21,9 @@ pub const SAVE_RETRY_FIRST: Duration = Duration::from_secs(1);
 /// From the start of one save to that of the next, in times that the first took: saves take at
 /// most an eighth of the time.
 pub const PACE: u32 = 8;
+/// No save waits longer than this for the pace of the one before: a kill repeats what was acked
+/// meanwhile.
+pub const PACE_LONGEST: Duration = Duration::from_millis(50);
 
 /// The lane.
 #[derive(Debug)]
@@ -122,7 +125,7 @@ impl Lane {
             return Some(at);
         }
         match self.last_start {
-            Some(last) if !self.urgent => Some(last + self.interval.max(self.took * PACE)),
+            Some(last) if !self.urgent => Some(last + self.interval.max(pace(self.took))),
             _ => Some(Millis(0)),
         }
     }
@@ -177,6 +180,11 @@ impl Lane {
     }
 }
 
+/// From the start of a save that took so long to that of the next.
+fn pace(took: Duration) -> Duration {
+    took.saturating_mul(PACE).min(took.saturating_add(PACE_LONGEST))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +226,9 @@ mod tests {
         lane.finished(Millis(104), 2, true, &mut rng);
         lane.mark();
         assert_eq!(lane.start(Millis(104), Vec::new), Some(3), "a fast one is used");
+        lane.finished(Millis(3_104), 3, true, &mut rng);
+        lane.mark();
+        assert_eq!(lane.due_at(), Some(Millis(3_154)), "one that stalled delays the next little");
     }
 
     #[test]
