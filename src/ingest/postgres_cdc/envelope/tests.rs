@@ -284,7 +284,7 @@ fn one_column_is_the_payload_in_each_format() {
         ("doc", PayloadFormat::Jsonb, b"{\"a\": 1}"),
         ("body", PayloadFormat::JsonDirect, b"\"long\""),
     ] {
-        let out = payload(&column(name, format), &case).unwrap();
+        let out = payload(&mut column(name, format), &case).unwrap();
         assert_eq!(out, expected, "{name} {format:?}");
     }
 }
@@ -293,25 +293,25 @@ fn one_column_is_the_payload_in_each_format() {
 fn a_payload_column_without_a_value_sends_nothing_and_says_why() {
     let empty = tuple(&[text("1"), text(""), Column::Unchanged, Column::Null, Column::Null]);
     let case = Case { op: Op::Update, new: Some(&empty), old: None };
-    let why = |name, format| payload(&column(name, format), &case).unwrap_err();
+    let why = |name, format| payload(&mut column(name, format), &case).unwrap_err();
     assert_eq!(why("userName", PayloadFormat::Text), "empty");
     assert_eq!(why("body", PayloadFormat::Text), "unchanged");
     assert_eq!(why("raw", PayloadFormat::Bytea), "null");
-    assert_eq!(payload(&column("doc", PayloadFormat::JsonDirect), &case).unwrap(), b"null");
+    assert_eq!(payload(&mut column("doc", PayloadFormat::JsonDirect), &case).unwrap(), b"null");
     let truncate = Case { op: Op::Truncate, new: None, old: None };
-    assert_eq!(payload(&column("raw", PayloadFormat::Bytea), &truncate).unwrap_err(), "no_row");
+    assert_eq!(payload(&mut column("raw", PayloadFormat::Bytea), &truncate).unwrap_err(), "no_row");
     let key = full_row();
     let deleted = Case { op: Op::Delete, new: None, old: Some((OldKind::Key, &key)) };
-    assert_eq!(payload(&column("raw", PayloadFormat::Bytea), &deleted).unwrap_err(), "no_row");
+    assert_eq!(payload(&mut column("raw", PayloadFormat::Bytea), &deleted).unwrap_err(), "no_row");
     let deleted = Case { op: Op::Delete, new: None, old: Some((OldKind::Full, &key)) };
-    assert_eq!(payload(&column("raw", PayloadFormat::Bytea), &deleted).unwrap(), b"\x00\xff");
+    assert_eq!(payload(&mut column("raw", PayloadFormat::Bytea), &deleted).unwrap(), b"\x00\xff");
 }
 
 #[test]
 fn a_payload_column_of_another_form_stops_with_its_name() {
     let new = tuple(&[text("1"), text("u"), text("b"), text("escape\\\\me"), text("1")]);
     let case = Case { op: Op::Insert, new: Some(&new), old: None };
-    let why = |name, format| payload(&column(name, format), &case).unwrap_err();
+    let why = |name, format| payload(&mut column(name, format), &case).unwrap_err();
     let gone = why("gone", PayloadFormat::Text);
     assert!(gone.contains("\"gone\"") && gone.contains("public.orders"), "{gone}");
     assert!(gone.contains("16/B374D848"), "{gone}");
@@ -320,12 +320,12 @@ fn a_payload_column_of_another_form_stops_with_its_name() {
     for odd in ["\\x0", "\\xzz", "00"] {
         let new = tuple(&[text("1"), text("u"), text("b"), text(odd), text("1")]);
         let case = Case { op: Op::Insert, new: Some(&new), old: None };
-        assert!(payload(&column("raw", PayloadFormat::Bytea), &case).is_err(), "{odd}");
+        assert!(payload(&mut column("raw", PayloadFormat::Bytea), &case).is_err(), "{odd}");
     }
     let binary =
         tuple(&[Column::Binary(&[0, 0, 0, 1]), text("u"), text("b"), text("\\x"), text("1")]);
     let case = Case { op: Op::Insert, new: Some(&binary), old: None };
-    let error = payload(&column("id", PayloadFormat::Text), &case).unwrap_err();
+    let error = payload(&mut column("id", PayloadFormat::Text), &case).unwrap_err();
     assert!(error.contains("binary = false"), "{error}");
 }
 
