@@ -16,6 +16,7 @@ pub mod conn;
 pub mod control;
 pub mod files;
 mod frames;
+pub mod inside;
 mod intake;
 pub mod limits;
 pub mod link;
