@@ -5,6 +5,7 @@
 mod support;
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -86,6 +87,102 @@ fn every_workload_arrives_whole() {
         assert!(out.contains("run 1: ") && out.contains("ratio: rows a second "), "{out}");
         let line = out.lines().find(|line| line.starts_with("commit to ack, p50"));
         assert!(line.is_some_and(|line| line.ends_with('-')), "no latency was measured: {out}");
+    }
+}
+
+#[test]
+fn the_broker_behind_a_socket_is_measured_too() {
+    let (code, out, err) = run("--rows 3000 --runs 1 --latency 1 --sink loopback --json");
+    assert_eq!(code, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    assert_eq!(report["options"]["sink"], "loopback");
+    assert!(report["ours"]["p50_us"].as_u64().is_some_and(|way| way > 0), "{report:#}");
+}
+
+const CAPTURE: &str = "[sources.rows]\nkind = \"postgres_cdc\"\nto = \"sink\"\n\
+    connection = \"postgresql://u@127.0.0.1:1/d?sslmode=disable\"\nslot = \"SLOT\"\n\
+    publication = \"p\"\ntables = [\"public.t\"]\nstream = \"s\"\ntopic = \"t\"\n";
+const MIRROR: &str = "[sources.copy]\nkind = \"iggy\"\nfrom = \"up\"\nto = \"sink\"\n\
+    include = [{ stream = \"m\", topic = \"t\" }]\n";
+
+/// What the daemon says with the hidden argument: exit code and all its words.
+fn null_sink(dir: &Path, sources: &str) -> (i32, String) {
+    let state = dir.join("state");
+    let cluster = |key: &str, port: u16| {
+        format!(
+            "[clusters.{key}]\naddress = \"127.0.0.1:{port}\"\nusername = \"iggy\"\n\
+             password = \"iggy\"\n"
+        )
+    };
+    let text = format!(
+        "[daemon]\nstate_dir = {}\nshards = 1\n{}{}{sources}",
+        toml::Value::from(state.display().to_string()),
+        cluster("up", 1),
+        cluster("sink", 2),
+    );
+    let config = dir.join("tidegate.toml");
+    std::fs::write(&config, text).expect("a configuration");
+    std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["run", "--config"]).arg(config);
+    command.arg("--bench-null-sink").arg(dir.join("report"));
+    let mut process = Process::spawn(command).expect("the binary");
+    let announced = |process: &Process| {
+        process.lines().iter().any(|line| line.contains("NOTHING IS DELIVERED"))
+    };
+    let mut ended = None;
+    eventually(Duration::from_secs(60), "an end, or the announcement", || {
+        ended = process.try_wait();
+        when(ended.is_some() || announced(&process))
+    });
+    let code = ended.map_or(0, |ended| ended.status.code().unwrap_or(-1));
+    if ended.is_none() {
+        process.signal(Signal::Term);
+        process.wait(Duration::from_secs(60)).expect("an orderly stop");
+    }
+    process.kill();
+    (code, process.last_lines(40))
+}
+
+#[test]
+fn messages_are_thrown_away_for_a_benchmark_and_nobody_else() {
+    let ours = CAPTURE.replace("SLOT", "bench_a0");
+    let refused = |dir: &Path, sources: &str, why: &str| {
+        let (code, words) = null_sink(dir, sources);
+        assert_eq!(code, 2, "{words}");
+        assert!(words.contains("--bench-null-sink throws every message away"), "{words}");
+        assert!(words.contains(why), "{words}");
+        assert!(!dir.join("report").exists(), "it began all the same");
+    };
+    let dir = scratch();
+    std::fs::create_dir(dir.path().join("state")).expect("a state directory");
+    refused(dir.path(), MIRROR, "source \"copy\" is a mirror");
+    refused(dir.path(), &format!("{MIRROR}{ours}"), "source \"copy\" is a mirror");
+    refused(dir.path(), &CAPTURE.replace("SLOT", "orders"), "slot \"orders\" of source \"rows\"");
+    for used in ["rows.0.state", "rows.0.state.aside-1", "elsewhere.paused"] {
+        let file = dir.path().join("state").join(used);
+        std::fs::write(&file, "").expect("a file");
+        refused(dir.path(), &ours, used);
+        std::fs::remove_file(file).expect("removed");
+    }
+    // The lock of the attempts before is no use.
+    let (code, words) = null_sink(dir.path(), &ours);
+    assert_eq!(code, 0, "{words}");
+    assert!(words.contains("NOTHING IS DELIVERED"), "{words}");
+    let report = std::fs::read_to_string(dir.path().join("report")).expect("a report");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["messages"], 0);
+    // A report is never written over: the next run needs a place of its own.
+    let (code, words) = null_sink(dir.path(), &ours);
+    assert_eq!(code, 2, "{words}");
+}
+
+#[test]
+fn no_help_shows_the_argument_that_throws_messages_away() {
+    for words in [&["run", "--help"][..], &["--help"], &["help", "run"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words).output();
+        let text = String::from_utf8(output.expect("the binary").stdout).expect("text");
+        assert!(text.contains("tidegate") && !text.contains("bench-"), "{text}");
     }
 }
 

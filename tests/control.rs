@@ -133,6 +133,7 @@ impl Daemon {
                 faults: FileFaults::default(),
                 orders: None,
                 accept_gap: false,
+                inside: None,
                 stop: vec![bell],
                 publish: Box::new(move |shards, findings| {
                     count.fetch_add(1, Ordering::Relaxed);

@@ -93,6 +93,7 @@ impl Rig {
             state_dir: Arc::new(StateDir::new(&dir)),
             faults: FileFaults::default(),
             resolver: ResolverThread::start().expect("a thread"),
+            inside: None,
             inbox: (inbox, heard),
             post: to_control,
         };

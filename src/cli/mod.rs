@@ -12,6 +12,7 @@ pub mod check_online;
 pub mod demo;
 mod exit;
 pub mod log;
+pub mod null_sink;
 pub mod report;
 pub mod route;
 pub mod run;
@@ -82,7 +83,7 @@ fn dispatch(arguments: Arguments) -> ExitCode {
             Ok(plan) => {
                 let level = level.unwrap_or(&plan.daemon.log_level);
                 match log::init(plan.daemon.log_format, level) {
-                    Ok(()) => run::run(plan, &args).into(),
+                    Ok(()) => run::run(&plan, &args).into(),
                     Err(error) => report::fail(false, Exit::Usage, &error).into(),
                 }
             }

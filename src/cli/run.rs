@@ -6,8 +6,9 @@ use clap::Args;
 
 use super::Exit;
 use super::announce::Announcer;
+use super::null_sink::{NullSink, NullSinkArgs};
 use super::report;
-use super::statedir::StateDir;
+use super::statedir::{StateDir, StateDirError};
 use crate::admin::{self, AdminServer, Board, DaemonInfo};
 use crate::config::{ConfigError, Plan};
 use crate::shard::driver::control::{self, Ended, RunOptions, RunOutcome};
@@ -29,48 +30,37 @@ pub struct RunArgs {
     /// Go on behind changes that Postgres no longer has, and record what is missing as a gap
     #[arg(long)]
     pub accept_gap: bool,
+    /// For `tidegate bench` alone.
+    #[command(flatten)]
+    pub null_sink: NullSinkArgs,
 }
 
 /// Mirrors until stopped. Logging is set up, the plan is validated; nothing else has happened.
-pub fn run(plan: Plan, args: &RunArgs) -> Exit {
+pub fn run(plan: &Plan, args: &RunArgs) -> Exit {
+    match perform(plan, args) {
+        Ok(outcome) => ended(&outcome),
+        Err((exit, why)) => report::fail(false, exit, &why),
+    }
+}
+
+fn perform(plan: &Plan, args: &RunArgs) -> Result<RunOutcome, (Exit, String)> {
     // Before anything opens files and sockets of its own.
-    let open_files = match limits::raise_open_files() {
-        Ok(allowed) => allowed,
-        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
-    };
-    let runtimes = match Runtimes::from_environment() {
-        Ok(runtimes) => runtimes,
-        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
-    };
-    let opened = StateDir::open(&plan.daemon.state_dir);
-    let (state_dir, found) = match opened.and_then(|dir| dir.files().map(|found| (dir, found))) {
-        Ok(opened) => opened,
-        Err(error) => return report::fail(false, Exit::State, &error.to_string()),
-    };
-    let faults = match FileFaults::from_env() {
-        Ok(faults) => faults,
-        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
-    };
-    let stop = match signals::stop_signals() {
-        Ok(bell) => bell,
-        Err(error) => return report::fail(false, Exit::Usage, &format!("signals: {error}")),
-    };
-    let cpus = match control::plan_shards(&plan, &found) {
-        Ok(cpus) => cpus,
-        Err(error) => return report::fail(false, Exit::Usage, &error.to_string()),
-    };
+    let open_files = limits::raise_open_files().map_err(usage)?;
+    let runtimes = Runtimes::from_environment().map_err(usage)?;
+    let unusable = |error: StateDirError| (Exit::State, error.to_string());
+    let state_dir = StateDir::open(&plan.daemon.state_dir).map_err(unusable)?;
+    let found = state_dir.files().map_err(unusable)?;
+    let faults = FileFaults::from_env().map_err(usage)?;
+    let null_sink = NullSink::admit(&args.null_sink, plan).map_err(usage)?;
+    let stop = signals::stop_signals().map_err(|error| usage(format!("signals: {error}")))?;
+    let cpus = control::plan_shards(plan, &found).map_err(usage)?;
     let shards = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-    let info = DaemonInfo::new(&plan, shards);
+    let info = DaemonInfo::new(plan, shards);
     let mut announcer = Announcer::new(info.started_at);
     let board = Board::new(info);
-    let (post, inbox, heard) = match mailbox(ORDERS_WAITING) {
-        Ok(mailbox) => mailbox,
-        Err(error) => return report::fail(false, Exit::Usage, &format!("sockets: {error}")),
-    };
-    let admin = match admin_of(&plan, &board, post) {
-        Ok(admin) => admin,
-        Err(why) => return report::fail(false, Exit::Usage, &why),
-    };
+    let waiting = mailbox(ORDERS_WAITING);
+    let (post, inbox, heard) = waiting.map_err(|error| usage(format!("sockets: {error}")))?;
+    let admin = admin_of(plan, &board, post).map_err(usage)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         shards,
@@ -80,6 +70,7 @@ pub fn run(plan: Plan, args: &RunArgs) -> Exit {
         "started"
     );
     warn(&plan.warnings);
+    let progress = null_sink.clone();
     let options = RunOptions {
         cpus,
         runtimes,
@@ -88,17 +79,24 @@ pub fn run(plan: Plan, args: &RunArgs) -> Exit {
         publish: Box::new(move |snapshots, findings| {
             announcer.announce(&snapshots, &findings);
             board.publish(snapshots, findings);
+            progress.iter().for_each(NullSink::show);
         }),
         orders: Some((inbox, heard)),
         accept_gap: args.accept_gap,
+        inside: null_sink.as_ref().map(NullSink::maker),
     };
-    let outcome = control::run(&plan, found, options);
+    let outcome = control::run(plan, found, options);
     drop(admin);
     drop(state_dir);
-    match outcome {
-        Ok(outcome) => ended(&outcome),
-        Err(error) => report::fail(false, Exit::Usage, &error.to_string()),
+    let outcome = outcome.map_err(usage)?;
+    if let Some(sink) = null_sink {
+        sink.finish().map_err(|why| (Exit::Findings, why))?;
     }
+    Ok(outcome)
+}
+
+fn usage(why: impl ToString) -> (Exit, String) {
+    (Exit::Usage, why.to_string())
 }
 
 fn warn(warnings: &[ConfigError]) {

@@ -1,8 +1,9 @@
 //! When to close the batch under construction (I2, P12).
 //!
-//! A row that finds everything acked goes out at once. While sends are out, and while full
-//! batches follow one another, rows gather for a few milliseconds: what would wait in a queue
-//! anyway waits in the batch, and one request carries hundreds of rows instead of a dozen.
+//! A row that finds everything acked goes out at once. While sends are out, and while rows come in
+//! such numbers that a batch of every millisecond would be large, they gather for a few
+//! milliseconds: what would wait in a queue anyway waits in the batch, and one request carries
+//! hundreds of rows instead of a dozen.
 
 use std::time::Duration;
 
@@ -10,12 +11,12 @@ use crate::time::Millis;
 
 /// Longest time that a batch stays open for more rows while sends are out,
 pub const LINGER: Duration = Duration::from_millis(4);
-/// and while large batches follow one another: each costs a send per destination and a save.
-pub const LINGER_LARGE: Duration = Duration::from_millis(10);
-/// A batch of this many bytes is a large one.
-pub const LARGE: usize = 64 * 1024;
-/// Large batches that are closed no further apart than this follow one another.
-pub const STREAK: Duration = Duration::from_millis(20);
+/// and while rows come thick: each batch costs a send per destination and a save.
+pub const LINGER_THICK: Duration = Duration::from_millis(10);
+/// Rows come thick at so many bytes of records a millisecond,
+pub const THICK: usize = 8 * 1024;
+/// until none came for so long.
+pub const FOLLOWS: Duration = Duration::from_millis(4);
 
 /// What is known of the batch under construction.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +32,9 @@ pub struct Open {
 pub struct Linger {
     /// Since when there has been something to close.
     opened_at: Option<Millis>,
-    /// When the last large batch was closed, if no smaller one followed.
-    large_at: Option<Millis>,
+    closed_at: Millis,
+    /// The last batch was filled at that rate.
+    thick: bool,
 }
 
 impl Linger {
@@ -40,9 +42,9 @@ impl Linger {
     /// is acked or the batch is full.
     pub fn until(&mut self, now: Millis, open: Open) -> Option<Millis> {
         let opened_at = *self.opened_at.get_or_insert(now);
-        let follows = self.large_at.is_some_and(|at| now.since(at) <= STREAK);
+        let follows = self.thick && opened_at.since(self.closed_at) <= FOLLOWS;
         let linger = match (follows, open.is_busy || !open.has_messages) {
-            (true, _) => LINGER_LARGE,
+            (true, _) => LINGER_THICK,
             (false, true) => LINGER,
             (false, false) => return None,
         };
@@ -51,8 +53,10 @@ impl Linger {
 
     /// It was closed with so many bytes.
     pub fn closed(&mut self, now: Millis, bytes: usize) {
-        self.opened_at = None;
-        self.large_at = (bytes >= LARGE).then_some(now);
+        let millis = now.since(self.closed_at).as_millis().max(1);
+        let rate = u128::try_from(bytes).unwrap_or(u128::MAX) / millis;
+        self.thick = rate >= THICK as u128;
+        (self.opened_at, self.closed_at) = (None, now);
     }
 }
 
@@ -73,6 +77,15 @@ mod tests {
     }
 
     #[test]
+    fn transactions_of_some_rows_now_and_then_are_not_delayed() {
+        let mut linger = Linger::default();
+        for at in (10..1_000).step_by(10) {
+            assert_eq!(linger.until(Millis(at), IDLE), None);
+            linger.closed(Millis(at), 8 * THICK);
+        }
+    }
+
+    #[test]
     fn while_sends_are_out_rows_gather_until_they_are_acked_or_the_time_is_over() {
         let mut linger = Linger::default();
         assert_eq!(linger.until(Millis(10), BUSY), Some(Millis(14)));
@@ -84,15 +97,22 @@ mod tests {
     }
 
     #[test]
-    fn a_large_batch_alone_is_not_delayed_the_next_one_of_a_streak_is() {
+    fn rows_that_come_thick_gather_until_that_ends() {
         let mut linger = Linger::default();
-        assert_eq!(linger.until(Millis(0), IDLE), None);
-        linger.closed(Millis(0), LARGE);
-        assert_eq!(linger.until(Millis(5), IDLE), Some(Millis(15)));
-        linger.closed(Millis(15), LARGE);
-        assert_eq!(linger.until(Millis(36), IDLE), None, "it came later");
-        linger.closed(Millis(36), LARGE - 1);
-        assert_eq!(linger.until(Millis(37), IDLE), None, "the last one was small");
+        assert_eq!(linger.until(Millis(100), IDLE), None, "the first goes at once");
+        linger.closed(Millis(100), THICK);
+        assert_eq!(linger.until(Millis(101), IDLE), None, "alone it was no stream");
+        linger.closed(Millis(101), THICK);
+        for round in 0..10 {
+            let at = 101 + round * 11;
+            assert_eq!(linger.until(Millis(at + 1), IDLE), Some(Millis(at + 11)), "{round}");
+            assert_eq!(linger.until(Millis(at + 11), IDLE), None, "{round}");
+            linger.closed(Millis(at + 11), 11 * THICK);
+        }
+        let last = 101 + 10 * 11;
+        assert_eq!(linger.until(Millis(last + 5), IDLE), None, "nothing came for some time");
+        linger.closed(Millis(last + 5), 300);
+        assert_eq!(linger.until(Millis(last + 6), IDLE), None, "the last one was small");
     }
 
     #[test]

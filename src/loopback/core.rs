@@ -136,9 +136,10 @@ impl Inbound {
         Inbound::decode_with(head, body, SendBody::decode)
     }
 
-    /// The same for a core that discards: a batch is counted and not checked.
-    pub fn counted(head: RequestHead, body: Vec<u8>) -> Inbound {
-        Inbound::decode_with(head, body, SendBody::counted)
+    /// The same for a core that discards: a batch is counted and not checked. `beyond`: bytes at
+    /// the end of a send's body that were left out of `body`.
+    pub fn counted(head: RequestHead, body: Vec<u8>, beyond: usize) -> Inbound {
+        Inbound::decode_with(head, body, |body| SendBody::counted(body, beyond))
     }
 
     fn decode_with(

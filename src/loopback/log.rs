@@ -114,11 +114,17 @@ impl VerifiedBatch {
         Ok(VerifiedBatch { buffer, start, header, checksums })
     }
 
-    /// The same without a look behind the header: for a log that keeps nothing.
-    pub fn trusted(buffer: Vec<u8>, start: usize) -> Result<VerifiedBatch, BatchError> {
+    /// The same without a look behind the header: for a log that keeps nothing. `beyond`: bytes
+    /// of the batch that are not in `buffer`.
+    pub fn trusted(
+        buffer: Vec<u8>,
+        start: usize,
+        beyond: usize,
+    ) -> Result<VerifiedBatch, BatchError> {
         let batch = buffer.get(start..).ok_or(BatchError::Layout)?;
         let header = BatchHeader::decode(batch).map_err(|_| BatchError::Layout)?;
-        if header.batch_length != batch.len() as u64 || header.message_count == 0 {
+        let length = batch.len().saturating_add(beyond) as u64;
+        if header.batch_length != length || header.message_count == 0 {
             return Err(BatchError::Layout);
         }
         Ok(VerifiedBatch { buffer, start, header, checksums: Vec::new() })

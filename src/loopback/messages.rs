@@ -70,9 +70,10 @@ impl SendBody {
         SendBody::decode_with(body, VerifiedBatch::check)
     }
 
-    /// The same for a broker that keeps nothing: the messages are only counted.
-    pub(super) fn counted(body: Vec<u8>) -> SendBody {
-        SendBody::decode_with(body, VerifiedBatch::trusted)
+    /// The same for a broker that keeps nothing: the messages are only counted. `beyond`: bytes
+    /// at the end of the batch that were left out.
+    pub(super) fn counted(body: Vec<u8>, beyond: usize) -> SendBody {
+        SendBody::decode_with(body, |body, end| VerifiedBatch::trusted(body, end, beyond))
     }
 
     fn decode_with(

@@ -20,6 +20,7 @@ pub mod faults;
 pub mod frame;
 #[cfg(test)]
 mod golden;
+mod inside;
 pub mod log;
 mod messages;
 mod metadata;
@@ -41,6 +42,7 @@ pub use self::catalog::Counters;
 pub use self::control::{Control, ControlError, Message, Restart, StoredMessage};
 pub use self::core::Flavour;
 pub use self::faults::{AppliedFault, Fault, FaultId, Op, Scope, Times};
+pub use self::inside::{Inside, Tally};
 pub use self::messages::LateSend;
 pub use self::nodes::Nodes;
 pub use self::server::{Server, ServerOptions};

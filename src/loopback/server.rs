@@ -49,8 +49,6 @@ pub struct ServerOptions {
     pub max_topic_bytes: u64,
     /// Status for an invalid batch; `None` is silence, as the edge server does.
     pub invalid_batch_status: Option<u32>,
-    /// Ack sends at once, count their messages and keep nothing: for benchmarks.
-    pub discard: bool,
 }
 
 /// A running broker; dropping it ends every thread and connection.
@@ -68,7 +66,6 @@ pub(super) struct Shared {
     node: usize,
     pub(super) gate: Gate,
     pub(super) arrivals: Arrivals,
-    discard: bool,
     links: Mutex<HashMap<u64, Arc<Link>>>,
     links_changed: Condvar,
     listening: Mutex<Option<Listening>>,
@@ -99,7 +96,6 @@ impl Default for ServerOptions {
             segment_bytes: settings.segment_bytes,
             max_topic_bytes: settings.max_topic_bytes,
             invalid_batch_status: settings.invalid_batch_status,
-            discard: settings.discard,
         }
     }
 }
@@ -114,7 +110,6 @@ impl ServerOptions {
             segment_bytes: self.segment_bytes,
             max_topic_bytes: self.max_topic_bytes,
             invalid_batch_status: self.invalid_batch_status,
-            discard: self.discard,
             ip: address.ip().to_string(),
             port: address.port(),
             ..Settings::default()
@@ -152,9 +147,7 @@ impl Server {
         reserved: Socket,
         address: SocketAddr,
     ) -> io::Result<Server> {
-        let discard = lock(&core).settings.discard;
         let shared = Arc::new(Shared {
-            discard,
             core,
             node,
             arrivals: Arrivals::default(),
@@ -341,10 +334,7 @@ impl Shared {
                 return Ok(());
             }
             let head = RequestHead::read(&header);
-            let inbound = match self.discard {
-                true => Inbound::counted(head, body),
-                false => Inbound::decode(head, body),
-            };
+            let inbound = Inbound::decode(head, body);
             if inbound.is_send() {
                 link.send_arrived();
             }

@@ -35,20 +35,6 @@ fn peer(control: &Control) -> Peer {
 }
 
 #[test]
-fn a_broker_that_discards_gives_out_offsets_and_counts() {
-    let (_server, control) =
-        broker_with(ServerOptions { discard: true, ..ServerOptions::default() });
-    let mut peer = peer(&control);
-    assert_eq!(confirmed(&peer.send(0, 1, 3)), 0);
-    assert_eq!(confirmed(&peer.send(0, 4, 2)), 3);
-    assert_eq!(control.end(STREAM, TOPIC, 0), Ok(5));
-    assert_eq!(polled(&peer.poll(0, 0, 10)), Ok(Vec::new()));
-    eventually("the count", || control.acked().messages == 5);
-    assert_eq!(control.acked().sends, 2);
-    assert!(control.take_arrivals().is_empty(), "nobody asked for them");
-}
-
-#[test]
 fn watched_arrivals_are_those_that_were_acked() {
     let (_server, control) = broker();
     let mut peer = peer(&control);

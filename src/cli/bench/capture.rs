@@ -2,7 +2,7 @@
 //! pg_recvlogical doing the same with an identical slot in the same minutes.
 //!
 //! ```text
-//! Postgres ─ backlog ─┬─▶ slot a1 ─▶ tidegate run ─▶ broker in this process (or its null sink)
+//! Postgres ─ backlog ─┬─▶ slot a1 ─▶ tidegate run ─▶ broker in this process (or a null sink in it)
 //!                     ├─▶ slot b1 ─▶ pg_recvlogical ─▶ /dev/null
 //!                     ├─▶ slot a2 …     runs take turns, and who goes first does too
 //! ```
@@ -21,6 +21,7 @@ use super::wait::Patience;
 use super::workload::Workload;
 use super::{drain, postgres, procfs};
 use crate::cli::Exit;
+use crate::cli::null_sink::SLOTS;
 use crate::cli::report;
 
 /// Turns of each side in the measurement of latency.
@@ -34,15 +35,17 @@ const SLOWEST: u64 = 2_000;
 #[command(after_help = "\
 How the figures are made:
   rows_per_second          rows over the time from the moment the server begins to decode for the
-                           slot (its log says when) until the last row is acked by the broker, or
+                           slot (its log says when) until the last row is acked by the sink, or
                            received by pg_recvlogical
   cpu_seconds_per_million  user and system time of the process from its start to its end, set-up
                            and stop included, per million rows
   walsender_cpu_…          the same of the server's sessions with it
-  p50_us, p99_us           from the server's commit time until the broker has written its ack, at
-                           450 one-row transactions a second; for pg_recvlogical those of a reader
-                           in this process that does nothing but read
-All are medians of the runs. Both drain the same log from identical slots.")]
+  p50_us, p99_us           from the server's commit time until the sink has acked, at 450 one-row
+                           transactions a second; for pg_recvlogical those of a reader in this
+                           process that does nothing but read
+All are medians of the runs. Both drain the same log from identical slots. With --sink null they
+are the capture's alone: there is no network hop and no broker's work in them but the acks, which
+the daemon gives itself, in the thread that sends.")]
 pub struct CaptureArgs {
     /// What is in the log
     #[arg(long, value_enum, default_value_t = Workload::Bulk)]
@@ -72,9 +75,9 @@ pub struct CaptureArgs {
 /// `--sink`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Sink {
-    /// The built-in broker: checks and keeps every message
+    /// A broker in the benchmark's process, over TCP: checks and keeps every message
     Loopback,
-    /// The same, acking at once and keeping nothing
+    /// The thread of the daemon that sends: acks at once and keeps nothing, without a socket
     Null,
 }
 
@@ -150,7 +153,7 @@ fn ways_of_both(
     // Rows of a round have numbers of their own.
     let numbers = |turn: u64| turn * 10_000_000;
     for round in 0..ROUNDS {
-        let (ours, theirs) = (format!("bench_c{round}"), format!("bench_d{round}"));
+        let (ours, theirs) = (format!("{SLOTS}c{round}"), format!("{SLOTS}d{round}"));
         create_slot(&mut stage.session, &ours)?;
         figures.ours.ways.extend(latency::ours(stage, &ours, span, numbers(2 * round))?);
         create_slot(&mut stage.session, &theirs)?;
@@ -161,7 +164,7 @@ fn ways_of_both(
 }
 
 fn slot(side: &str, run: u32) -> String {
-    format!("bench_{side}{run}")
+    format!("{SLOTS}{side}{run}")
 }
 
 fn machine(stage: &mut Stage) -> Result<Value, BenchError> {

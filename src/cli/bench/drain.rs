@@ -1,7 +1,7 @@
 //! One run: a backlog is drained, by ours or by pg_recvlogical, and what that took.
 //!
 //! The clock of both begins when the server begins to decode for the slot, by the server's own
-//! log, and ends with the last row: acked by the broker, or received by pg_recvlogical, which
+//! log, and ends with the last row: acked by the sink, or received by pg_recvlogical, which
 //! ends by itself there. Processor time counts from start to end of the process, set-up and
 //! orderly stop included.
 #![allow(clippy::disallowed_methods)] // reads the clock
@@ -25,19 +25,18 @@ pub struct Drained {
     pub server_cpu: Duration,
     /// Largest memory of the process, bytes.
     pub peak_memory: u64,
-    /// Sends to the broker; none of pg_recvlogical.
+    /// Sends to the sink; none of pg_recvlogical.
     pub sends: u64,
 }
 
 /// Drains `slot` with a daemon.
 pub fn ours(stage: &Stage, slot: &str) -> Result<Drained, BenchError> {
     let run = || {
-        let mut daemon = Daemon::start(&stage.cluster, slot, stage.sink)?;
-        let what = format!("{} acked messages", stage.rows);
-        daemon.until(&stage.patience, &what, |broker| Ok(broker.acked().messages >= stage.rows))?;
+        let mut daemon = Daemon::start(&stage.cluster, slot, stage.sink, false)?;
+        daemon.until_acked(&stage.patience, stage.rows, "messages")?;
         let peak_memory = daemon.peak_memory();
         let cpu = daemon.stop()?.cpu;
-        Ok((daemon.broker().acked(), cpu, peak_memory))
+        Ok((daemon.outcome()?.0, cpu, peak_memory))
     };
     let ((acked, cpu, peak_memory), server_cpu) = stage.server_cpu(run)?;
     if acked.messages != stage.rows {

@@ -2,7 +2,7 @@
 //! nothing but read greedily and look for the end of each transaction.
 //!
 //! A commit's time is the server's own, which both read from the stream; the end is the moment
-//! the broker has written its ack, or the reader has the commit in its hands. All on one clock.
+//! the sink has given its ack, or the reader has the commit in its hands. All on one clock.
 #![allow(clippy::disallowed_methods)] // threads and the clock
 
 use std::io;
@@ -35,17 +35,15 @@ pub type Ways = Vec<u64>;
 
 /// Commits for so long while a daemon reads `slot`.
 pub fn ours(stage: &Stage, slot: &str, span: Duration, from: u64) -> Result<Ways, BenchError> {
-    let mut daemon = Daemon::start(&stage.cluster, slot, stage.sink)?;
-    daemon.until(&stage.patience, "the stream", |_| {
+    let mut daemon = Daemon::start(&stage.cluster, slot, stage.sink, true)?;
+    daemon.until(&stage.patience, "the stream", || {
         Ok(stage.cluster.decoding_began(slot).is_some())
     })?;
     std::thread::sleep(REST);
-    daemon.broker().watch_arrivals(true);
     let written = write(stage, span, from)?;
-    let what = format!("{written} acked transactions");
-    daemon.until(&stage.patience, &what, |broker| Ok(broker.acked().messages >= written))?;
-    let mut arrivals = daemon.broker().take_arrivals();
+    daemon.until_acked(&stage.patience, written, "transactions")?;
     daemon.stop()?;
+    let (_, mut arrivals) = daemon.outcome()?;
     same("transactions acked", arrivals.len() as u64, written)?;
     arrivals.sort_by_key(|arrival| arrival.origin);
     let counted = arrivals.iter().skip(WARM_UP);

@@ -2,6 +2,7 @@
 //! the command itself.
 
 pub mod capture;
+mod destination;
 mod drain;
 mod error;
 mod figures;

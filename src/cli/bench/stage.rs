@@ -1,6 +1,6 @@
 //! What a run happens on: the server with its backlog, a session that stays open for the whole
-//! benchmark, and for each run of ours a fresh broker, directory and process.
-#![allow(clippy::disallowed_methods)] // files and ports
+//! benchmark, and for each run of ours a fresh destination, directory and process.
+#![allow(clippy::disallowed_methods)] // files
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::capture::Sink;
+use super::destination::Destination;
 use super::error::BenchError;
 use super::postgres::{Cluster, DATABASE, USER};
 use super::procfs;
@@ -19,7 +20,7 @@ use super::wait::Patience;
 use super::workload::{DESTINATIONS, Workload};
 use crate::cli::demo::process::{Ended, Process, Signal};
 use crate::cli::scratch::Scratch;
-use crate::loopback::{Control, Server, ServerOptions};
+use crate::loopback::{Acked, Arrival};
 
 /// An orderly stop is bounded by itself; this is above its bound.
 const STOP_LIMIT: Duration = Duration::from_secs(45);
@@ -127,34 +128,38 @@ impl Stage {
 
 /// A daemon that reads one slot, and where it sends.
 pub struct Daemon {
-    broker: Server,
+    destination: Destination,
     process: Process,
     // Its files go after it.
     _dir: Scratch,
 }
 
 impl Daemon {
-    /// Starts both.
-    pub fn start(cluster: &Cluster, slot: &str, sink: Sink) -> Result<Daemon, BenchError> {
-        let discard = sink == Sink::Null;
-        let options = ServerOptions { discard, ..ServerOptions::default() };
-        let broker = Server::start(options).map_err(BenchError::machine("a broker"))?;
+    /// Starts both. `each`: the way of each message is wanted.
+    pub fn start(
+        cluster: &Cluster,
+        slot: &str,
+        sink: Sink,
+        each: bool,
+    ) -> Result<Daemon, BenchError> {
         let dir = Scratch::create("bench-run").map_err(BenchError::machine("a directory"))?;
+        let destination = Destination::open(sink, dir.path(), each)?;
         let file = dir.path().join("tidegate.toml");
-        let text = config(cluster, broker.address(), slot, &dir.state_dir());
+        let text = config(cluster, destination.address(), slot, &dir.state_dir());
         write_private(&file, &text).map_err(BenchError::machine("a configuration file"))?;
         let start = || {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("run").arg("--config").arg(file);
+            destination.arguments(&mut command, each);
             Process::spawn(command)
         };
         let process = start().map_err(BenchError::machine("tidegate run"))?;
-        Ok(Daemon { broker, process, _dir: dir })
+        Ok(Daemon { destination, process, _dir: dir })
     }
 
-    /// The broker it sends to.
-    pub fn broker(&self) -> Control {
-        self.broker.control()
+    /// All that was acked, and the way of each message if that was wanted: after the stop.
+    pub fn outcome(&self) -> Result<(Acked, Vec<Arrival>), BenchError> {
+        self.destination.outcome()
     }
 
     /// Waits while it runs.
@@ -162,13 +167,28 @@ impl Daemon {
         &mut self,
         patience: &Patience,
         what: &str,
-        mut done: impl FnMut(&Control) -> Result<bool, BenchError>,
+        mut done: impl FnMut() -> Result<bool, BenchError>,
     ) -> Result<(), BenchError> {
-        let broker = self.broker();
-        let waited = patience.until(what, "tidegate run", &mut self.process, |_| done(&broker));
+        patience.until(what, "tidegate run", &mut self.process, |_| done())
+    }
+
+    /// Waits while it runs, until so many messages are acked.
+    pub fn until_acked(
+        &mut self,
+        patience: &Patience,
+        count: u64,
+        what: &str,
+    ) -> Result<(), BenchError> {
+        let what = format!("{count} acked {what}");
+        let Daemon { destination, process, .. } = self;
+        let mut seen = 0;
+        let waited = patience.until(&what, "tidegate run", process, |_| {
+            seen = destination.acked()?.messages;
+            Ok(seen >= count)
+        });
         waited.map_err(|error| match error {
             BenchError::TimeLimit { what, seconds, log } => {
-                let what = format!("{what} ({} came)", broker.acked().messages);
+                let what = format!("{what} ({seen} came)");
                 BenchError::TimeLimit { what, seconds, log }
             }
             error => error,
@@ -198,16 +218,16 @@ impl Daemon {
 }
 
 /// The configuration of a run: JSON records, routed by two columns, an allowlist.
-fn config(cluster: &Cluster, broker: SocketAddr, slot: &str, state_dir: &Path) -> String {
+fn config(cluster: &Cluster, sink: SocketAddr, slot: &str, state_dir: &Path) -> String {
     let server = cluster.address();
     let connection = format!("postgresql://{USER}@{server}/{DATABASE}?sslmode=disable");
-    text(&connection, cluster.password(), broker, slot, state_dir)
+    text(&connection, cluster.password(), sink, slot, state_dir)
 }
 
 fn text(
     connection: &str,
     password: &str,
-    broker: SocketAddr,
+    sink: SocketAddr,
     slot: &str,
     state_dir: &Path,
 ) -> String {
@@ -217,7 +237,7 @@ fn text(
     let (stream, topic) = DESTINATIONS[0];
     format!(
         "[daemon]\nstate_dir = {state_dir}\nshards = 1\nlog_format = \"text\"\n\n\
-         [clusters.sink]\naddress = \"{broker}\"\nusername = \"iggy\"\npassword = \"iggy\"\n\n\
+         [clusters.sink]\naddress = \"{sink}\"\nusername = \"iggy\"\npassword = \"iggy\"\n\n\
          [sources.bench]\nkind = \"postgres_cdc\"\nto = \"sink\"\nconnection = \"{connection}\"\n\
          password = \"{password}\"\nslot = \"{slot}\"\npublication = \"tidegate_bench\"\n\
          tables = [\"public.events\"]\nenvelope = \"record\"\n\n\
@@ -242,9 +262,9 @@ mod tests {
 
     #[test]
     fn the_configuration_is_one_the_daemon_accepts_without_a_warning() {
-        let broker = "127.0.0.1:8090".parse().expect("an address");
+        let sink = "127.0.0.1:8090".parse().expect("an address");
         let connection = "postgresql://postgres@127.0.0.1:5432/postgres?sslmode=disable";
-        let text = text(connection, "secret", broker, "bench_1", Path::new("/tmp"));
+        let text = text(connection, "secret", sink, "bench_1", Path::new("/tmp"));
         let plan = config::parse(&text, "tidegate.toml", &SystemSecrets).expect("a valid plan");
         let [capture] = plan.captures.as_slice() else { panic!("one capture") };
         assert_eq!(capture.slot, "bench_1");

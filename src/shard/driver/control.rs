@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use super::clock::{Clock, wall};
 use super::files::{FileFaults, StateDir, set_aside};
 use super::foreign::Foreign;
+use super::inside::MakeBroker;
 use super::notify::Notify;
 use super::provisioning;
 use super::resolve::{Resolver, ResolverThread};
@@ -86,6 +87,8 @@ pub struct RunOptions {
     pub orders: Option<(Inbox<Ask>, UnixStream)>,
     /// Captures go on behind changes that are gone, and record that.
     pub accept_gap: bool,
+    /// Takes the place of every cluster; for benchmarks of captures.
+    pub inside: Option<MakeBroker>,
 }
 
 /// Why the daemon does not start.
@@ -134,11 +137,13 @@ pub fn run(
 ) -> Result<RunOutcome, StartError> {
     let (mut runtime, _) = Runtimes::new(IoDriver::Epoll).build()?;
     runtime.block_on(async move {
-        let RunOptions { cpus, runtimes, faults, stop, publish, orders, accept_gap } = options;
+        let RunOptions { cpus, runtimes, faults, stop, publish, orders, accept_gap, inside } =
+            options;
         let (post, inbox, heard) = mailbox::<Signed>(FROM_SHARDS)?;
         let resolver = ResolverThread::start()?;
         let state_dir = Arc::new(StateDir::new(plan.daemon.state_dir.clone()));
-        let seed = Seed { plan, cpus, runtimes, faults, resolver, state_dir, post, accept_gap };
+        let seed =
+            Seed { plan, cpus, runtimes, faults, resolver, state_dir, post, accept_gap, inside };
         let control = Control::new(seed, publish)?;
         let receiver = control.clone();
         monoio::spawn(listen(heard, inbox, move |(shard, letter)| {
@@ -180,6 +185,7 @@ struct Seed<'a> {
     state_dir: Arc<StateDir>,
     post: Post<Signed>,
     accept_gap: bool,
+    inside: Option<MakeBroker>,
 }
 
 impl Seed<'_> {
@@ -196,6 +202,7 @@ impl Seed<'_> {
                 state_dir: self.state_dir.clone(),
                 faults: self.faults.clone(),
                 resolver: self.resolver.clone(),
+                inside: self.inside.clone(),
                 inbox: (inbox, heard),
                 post: self.post.clone(),
             };

@@ -16,7 +16,7 @@ use super::intake::Intake;
 use super::socket;
 use super::traffic::write_some;
 use super::wake::with_alarm;
-use crate::config;
+use crate::config::{self, ClusterPlan};
 use crate::iggy_wire::error::{eviction_is_final, eviction_words};
 use crate::iggy_wire::session::{Credentials, Delivery, Session};
 use crate::shard::event::{ConnError, Place};
@@ -149,9 +149,7 @@ impl Attempt<'_> {
         let protocol = |error: &dyn std::fmt::Display| {
             ConnError::Protocol(format!("{}: {error}", self.address))
         };
-        let credentials = credentials(&self.shared.cluster.credentials);
-        let mut session =
-            Session::new(fastrand::u128(..), fastrand::u64(1 << 32..1 << 61), credentials);
+        let mut session = session(&self.shared.cluster);
         let bytes = session.login().map_err(|error| self.refused(error.to_string()))?;
         let mut batch = WriteBatch::default();
         batch.fill_from(&mut [Frame { number: 0, bytes }].into());
@@ -169,34 +167,11 @@ impl Attempt<'_> {
             }
             let body = intake.body(stream, incoming.body_len, |_| ()).await.map_err(lost)?;
             let delivery = session.on_reply(&incoming, Bytes::from(body));
-            match delivery.map_err(|e| protocol(&e))? {
-                Delivery::LoggedIn { server_version, .. } => {
-                    self.check_version(&server_version)?;
-                    return Ok((intake, session, server_version));
-                }
-                Delivery::LoginRefused { error, transient: true } => {
-                    let why = error.map_or_else(|| "not ready".into(), |e| e.to_string());
-                    return Err(self.unreachable(format!("login not possible now: {why}")));
-                }
-                Delivery::LoginRefused { error, .. } => {
-                    return Err(
-                        self.refused(error.map_or_else(|| "empty reply".into(), |e| e.to_string()))
-                    );
-                }
-                Delivery::Evicted { reason } if eviction_is_final(reason) => {
-                    return Err(self.refused(eviction_words(reason).into()));
-                }
-                Delivery::Evicted { reason } => return Err(ConnError::Evicted(reason)),
-                Delivery::Stray { .. } | Delivery::Reply { .. } => {}
+            let delivery = delivery.map_err(|e| protocol(&e))?;
+            if let Some(outcome) = outcome(delivery, &self.shared.cluster, self.address) {
+                return outcome.map(|server_version| (intake, session, server_version));
             }
         }
-    }
-
-    fn check_version(&self, seen: &str) -> Result<(), ConnError> {
-        if self.shared.cluster.allow_untested_server || seen.starts_with("0.9.") {
-            return Ok(());
-        }
-        Err(ConnError::UntestedServer { address: self.address.into(), seen: seen.into() })
     }
 
     fn unreachable(&self, why: String) -> ConnError {
@@ -208,11 +183,48 @@ impl Attempt<'_> {
     }
 }
 
-fn credentials(plan: &config::Credentials) -> Credentials {
-    match plan {
+/// What the reply to a login means, the server's version if all is well; `None`: it is another
+/// reply.
+pub(super) fn outcome(
+    delivery: Delivery,
+    cluster: &ClusterPlan,
+    address: &str,
+) -> Option<Result<String, ConnError>> {
+    let refused = |why: String| ConnError::Login { address: address.into(), why };
+    Some(match delivery {
+        Delivery::LoggedIn { server_version, .. } => {
+            let tested = cluster.allow_untested_server || server_version.starts_with("0.9.");
+            match tested {
+                true => Ok(server_version),
+                false => {
+                    let (address, seen) = (address.into(), server_version);
+                    Err(ConnError::UntestedServer { address, seen })
+                }
+            }
+        }
+        Delivery::LoginRefused { error, transient: true } => {
+            let why = error.map_or_else(|| "not ready".into(), |e| e.to_string());
+            let why = format!("login not possible now: {why}");
+            Err(ConnError::Dial { address: address.into(), why })
+        }
+        Delivery::LoginRefused { error, .. } => {
+            Err(refused(error.map_or_else(|| "empty reply".into(), |e| e.to_string())))
+        }
+        Delivery::Evicted { reason } if eviction_is_final(reason) => {
+            Err(refused(eviction_words(reason).into()))
+        }
+        Delivery::Evicted { reason } => Err(ConnError::Evicted(reason)),
+        Delivery::Stray { .. } | Delivery::Reply { .. } => return None,
+    })
+}
+
+/// A session that is yet to log in, with a client id and a first number of its own.
+pub(super) fn session(cluster: &ClusterPlan) -> Session {
+    let credentials = match &cluster.credentials {
         config::Credentials::Password { username, password } => {
             Credentials::Password { username: username.clone(), password: password.clone() }
         }
         config::Credentials::Token(token) => Credentials::Token(token.clone()),
-    }
+    };
+    Session::new(fastrand::u128(..), fastrand::u64(1 << 32..1 << 61), credentials)
 }

@@ -17,6 +17,7 @@ pub mod control;
 pub mod files;
 mod foreign;
 mod frames;
+pub mod inside;
 mod intake;
 pub mod limits;
 pub mod link;

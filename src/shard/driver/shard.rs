@@ -6,7 +6,7 @@
 //! stands still is stuck. What does not fit into the control thread's mailbox is kept for the
 //! next turn, except snapshots, which are dropped: the next one is as good.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::io;
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::conn::{Conn, Dial};
 use super::files::{self, FileFaults, StateDir};
+use super::inside::{self, InsideConn, MakeBroker, Peer};
 use super::pg::conn::{PgConn, PgDial};
 use super::queue::EventQueue;
 use super::resolve::{Resolver, ResolverThread};
@@ -101,6 +102,8 @@ pub struct ShardStart {
     pub faults: FileFaults,
     /// Host names.
     pub resolver: ResolverThread,
+    /// A broker in this thread in the place of every cluster; `None`: clusters are dialled.
+    pub inside: Option<MakeBroker>,
     /// Letters from the control thread, and the bell that announces them.
     pub inbox: (Inbox<ToShard>, UnixStream),
     /// Letters to the control thread.
@@ -164,7 +167,10 @@ struct Shard<D> {
     faults: FileFaults,
     resolver: Rc<Resolver>,
     events: Rc<EventQueue>,
-    conns: HashMap<ConnId, Conn>,
+    /// What stands for clusters instead of servers, and what was made of it.
+    inside: Option<MakeBroker>,
+    brokers: HashMap<Arc<str>, inside::Shared>,
+    conns: HashMap<ConnId, Peer>,
     pg_conns: HashMap<PgConnId, PgConn>,
     saving: Rc<Cell<u32>>,
     spills: Spills,
@@ -197,6 +203,8 @@ impl<D: Decide> Shard<D> {
             faults: start.faults,
             resolver: Resolver::new(start.resolver)?,
             events,
+            inside: start.inside,
+            brokers: HashMap::new(),
             conns: HashMap::new(),
             pg_conns: HashMap::new(),
             saving: Rc::default(),
@@ -299,7 +307,15 @@ impl<D: Decide> Shard<D> {
             events: self.events.clone(),
             resolver: self.resolver.clone(),
         };
-        let previous = self.conns.insert(conn, Conn::open(dial));
+        let peer = match &self.inside {
+            None => Peer::Socket(Conn::open(dial)),
+            Some(make) => {
+                let broker = self.brokers.entry(cluster.clone());
+                let broker = broker.or_insert_with(|| Rc::new(RefCell::new(make(&dial.cluster))));
+                Peer::Inside(InsideConn::open(&dial, broker.clone()))
+            }
+        };
+        let previous = self.conns.insert(conn, peer);
         assert!(previous.is_none(), "slot {conn:?} was dialled while it was up");
     }
 
@@ -380,7 +396,7 @@ impl<D: Decide> Shard<D> {
     /// saves are done.
     async fn end(mut self) {
         self.publish(self.clock.now());
-        self.conns.values().for_each(Conn::close);
+        self.conns.values().for_each(Peer::close);
         self.pg_conns.values().for_each(PgConn::close);
         let deadline = Instant::now() + STOP_GRACE;
         let is_open = |shard: &Self| !shard.conns.is_empty() || !shard.pg_conns.is_empty();
