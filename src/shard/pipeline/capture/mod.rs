@@ -10,6 +10,7 @@
 //! [`outflow`] sends them, [`guide`] finds the node that takes them, [`progress`] moves the
 //! position. What was read outlives a lost session: the next one goes on behind it.
 
+mod branch;
 mod give_up;
 mod guide;
 mod halt;
@@ -19,6 +20,8 @@ mod progress;
 mod session;
 mod show;
 mod sink;
+#[cfg(test)]
+mod tests;
 
 use self::guide::Guides;
 use self::intake::Intake;

@@ -69,6 +69,7 @@ impl Progress {
     pub fn restart(&mut self, entry: &CaptureState) {
         self.submitted = position_of(entry);
         self.ended = self.submitted.end_lsn;
+        self.wal_end = self.ended;
         self.closed.clear();
         self.transactions = 0;
     }
@@ -76,6 +77,12 @@ impl Progress {
     /// Where the stream goes on: behind everything that was handed to the lanes.
     pub fn read_until(&self) -> Position {
         self.submitted
+    }
+
+    /// Messages of batches that a log which ends at `end` does not have whole.
+    pub fn messages_beyond(&self, end: Lsn) -> u64 {
+        let beyond = self.closed.iter().filter(|closed| !closed.end.lies_before(end));
+        beyond.map(|closed| closed.messages).sum()
     }
 
     /// A new stream begins.

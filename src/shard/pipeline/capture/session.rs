@@ -225,7 +225,13 @@ impl Capture {
         let entry = &mut self.entry;
         // Acks of what was read before may have moved the position since set-up began.
         let is_other = self.started
-            && (entry.system_id != done.system_id || done.start_at != self.sessions.set_up_from);
+            && (entry.system_id != done.system_id
+                || done.start_at != self.sessions.set_up_from
+                || done.gap.is_some());
+        if !is_other && !self.follow(ctx, &done) {
+            return;
+        }
+        let entry = &mut self.entry;
         if let Some(gap) = &done.gap {
             let (first, last, why) = (gap.first.0, gap.last.0, gap.why.clone());
             entry.record_gap(LsnGap { first, last, found_at: ctx.now.wall.0, why });
