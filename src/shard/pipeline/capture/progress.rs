@@ -144,12 +144,12 @@ impl Progress {
     }
 
     /// No transaction ends between the last one and `to`. Of the one behind it rows may be on
-    /// their way already: they count as before.
+    /// their way already: they count as before, unless it was to end before `to`.
     fn skipped_to(&mut self, to: Lsn) {
         self.ended = self.ended.max(to);
         let closed = self.closed.iter_mut().map(|closed| &mut closed.end);
         for end in closed.chain([&mut self.submitted]) {
-            end.end_lsn = end.end_lsn.max(to);
+            end.skip_to(to);
         }
     }
 
@@ -294,7 +294,9 @@ impl Capture {
             Verdict::Send(status) => self.write_status(ctx, status),
             Verdict::Advance { to, status } => {
                 self.progress.skipped_to(to);
-                self.entry.end_lsn = self.entry.end_lsn.max(to.0);
+                let mut position = position_of(&self.entry);
+                position.skip_to(to);
+                self.set_position(position);
                 self.touch(ctx);
                 self.progress.moved(ctx.now.mono);
                 if let Some(status) = status {

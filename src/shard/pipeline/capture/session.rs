@@ -245,6 +245,8 @@ impl Capture {
             self.forget(ctx);
         }
         let entry = &mut self.entry;
+        // Rows that were counted in another way count no longer.
+        entry.unfinished.take_if(|unfinished| unfinished.config_hash != done.config_hash);
         let changed = is_other
             || !self.started
             || entry.timeline != done.timeline

@@ -340,3 +340,33 @@ fn an_ack_that_moves_the_position_behind_the_fork_has_set_up_look_again() {
 fn position_at(end: u64) -> crate::ingest::postgres_cdc::Position {
     crate::ingest::postgres_cdc::Position::at(Lsn(end))
 }
+
+#[test]
+fn a_half_done_transaction_that_does_not_come_again_stops_neither_saves_nor_the_capture() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let unfinished = |hash| crate::statefile::UnfinishedState {
+        final_lsn: 0x3800,
+        xid: 7,
+        ordinal: 3,
+        config_hash: hash,
+    };
+    let hash = world.capture(0).progress.config_hash;
+    let entry = |world: &mut World, hash| {
+        let capture = world.pipeline.captures.get_mut(&FeedId(0)).expect("the capture");
+        capture.entry.unfinished = Some(unfinished(hash));
+    };
+    entry(&mut world, hash);
+    world.restart(0);
+    assert_eq!(world.capture(0).entry.unfinished, Some(unfinished(hash)), "nothing changed");
+    // The transaction is filtered out now, or on a branch that is gone.
+    world.bring(0, &[wire::keepalive(Lsn(0x4000), false)]);
+    world.pass(5_000);
+    world.pass(5_000);
+    assert_eq!((world.capture(0).entry.end_lsn, world.capture(0).entry.unfinished), (0x4000, None));
+    let saved = world.saved.as_ref().expect("a save");
+    assert_eq!((saved.captures[0].end_lsn, saved.captures[0].unfinished), (0x4000, None));
+    // Counted in another way.
+    entry(&mut world, hash + 1);
+    world.restart(0);
+    assert_eq!(world.capture(0).entry.unfinished, None);
+}
