@@ -111,8 +111,20 @@ impl CaptureState {
         (self.epoch, self.sequence)
     }
 
-    /// Remembers a gap and counts it; the oldest record makes room.
+    /// Drops an unfinished transaction that contradicts the position: it only saves work, and a
+    /// state that contradicts itself cannot be saved.
+    #[must_use]
+    pub fn consistent(mut self) -> CaptureState {
+        let end_lsn = self.end_lsn;
+        self.unfinished.take_if(|next| next.final_lsn < end_lsn || next.ordinal == 0);
+        self
+    }
+
+    /// Remembers a gap and counts it; the oldest record makes room. An empty one holds its first
+    /// byte.
     pub fn record_gap(&mut self, mut gap: LsnGap) {
+        gap.first = gap.first.min(u64::MAX - 1);
+        gap.last = gap.last.max(gap.first + 1);
         let end = (0..=MAX_WHY).rev().find(|end| gap.why.is_char_boundary(*end)).unwrap_or(0);
         gap.why.truncate(end);
         self.gaps.push(gap);
@@ -187,6 +199,24 @@ mod tests {
         assert_eq!(capture.gaps[0].why, "é".repeat(127), "cut between characters");
         assert_eq!(capture.counters.gaps, before + MAX_GAPS as u64 + 10);
         assert_eq!(check(&capture), Ok(()));
+    }
+
+    #[test]
+    fn whatever_position_and_gap_come_together_can_be_saved() {
+        let unfinished = full_capture().unfinished.expect("one");
+        for end_lsn in [0, unfinished.final_lsn, unfinished.final_lsn + 1, u64::MAX] {
+            for ordinal in [0, 1] {
+                let unfinished = Some(UnfinishedState { ordinal, ..unfinished });
+                let mut capture = CaptureState { end_lsn, unfinished, ..full_capture() };
+                for (first, last) in [(end_lsn, end_lsn), (end_lsn, 0), (0, end_lsn)] {
+                    capture.record_gap(LsnGap { first, last, found_at: 1, why: "w".into() });
+                }
+                let capture = capture.consistent();
+                assert_eq!(check(&capture), Ok(()), "{end_lsn} {ordinal}");
+                let kept = ordinal == 1 && end_lsn <= unfinished.map_or(0, |u| u.final_lsn);
+                assert_eq!(capture.unfinished, unfinished.filter(|_| kept));
+            }
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub mod spill;
 pub mod stream;
 pub mod test_lines;
 #[cfg(test)]
-mod wire;
+pub(crate) mod wire;
 
 pub use envelope::{Envelope, EnvelopeError, EnvelopeOptions, NoPayload, Rendered};
 pub use error::StreamError;

@@ -37,6 +37,18 @@ impl Position {
         Position { end_lsn, unfinished: None }
     }
 
+    /// No transaction ends between here and `end`: one that was to end there is counted no longer.
+    pub fn skip_to(&mut self, end: Lsn) {
+        self.end_lsn = self.end_lsn.max(end);
+        let from = self.end_lsn;
+        self.unfinished.take_if(|unfinished| unfinished.final_lsn < from);
+    }
+
+    /// Whether all of it is part of a log that ends at `end`, or is left there for another branch.
+    pub fn lies_before(&self, end: Lsn) -> bool {
+        self.end_lsn <= end && self.unfinished.is_none_or(|unfinished| unfinished.final_lsn < end)
+    }
+
     /// Whether the transaction committed at `final_lsn` is done.
     pub fn is_repeat(&self, final_lsn: Lsn) -> bool {
         final_lsn < self.end_lsn
@@ -152,6 +164,30 @@ mod tests {
         assert!(!position.is_repeat(Lsn(100)), "a keepalive may point at the next commit record");
         assert!(!position.is_repeat(Lsn(101)));
         assert!(!Position::default().is_repeat(Lsn(0)));
+    }
+
+    #[test]
+    fn a_position_lies_before_a_fork_with_the_transaction_it_is_inside_of() {
+        let unfinished = Unfinished { final_lsn: Lsn(120), xid: 9, ordinal: 5, config_hash: 7 };
+        let inside = Position { end_lsn: Lsn(100), unfinished: Some(unfinished) };
+        assert!(Position::at(Lsn(100)).lies_before(Lsn(100)));
+        assert!(!Position::at(Lsn(101)).lies_before(Lsn(100)));
+        assert!(inside.lies_before(Lsn(121)), "its commit record is on both branches");
+        assert!(!inside.lies_before(Lsn(120)), "its commit record is on the other branch");
+    }
+
+    #[test]
+    fn a_position_skips_a_transaction_that_did_not_come_again() {
+        let unfinished = Unfinished { final_lsn: Lsn(120), xid: 9, ordinal: 5, config_hash: 7 };
+        let inside = Position { end_lsn: Lsn(100), unfinished: Some(unfinished) };
+        let skipped = |to| {
+            let mut position = inside;
+            position.skip_to(Lsn(to));
+            position
+        };
+        assert_eq!(skipped(90), inside);
+        assert_eq!(skipped(120), Position { end_lsn: Lsn(120), ..inside });
+        assert_eq!(skipped(121), Position::at(Lsn(121)));
     }
 
     #[test]

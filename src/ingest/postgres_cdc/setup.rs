@@ -15,7 +15,7 @@ mod resume;
 mod sql;
 mod step;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trouble;
 mod watch;
 
@@ -396,6 +396,7 @@ impl Setup {
             system_id: identity.system_id,
             timeline: identity.timeline,
             timelines: self.timelines.clone(),
+            wal_end: identity.wal_end,
             database: server.database.clone(),
             version: server.version,
             wal_sender_timeout: server.sender_timeout,

@@ -138,6 +138,7 @@ pub(super) fn saving(
 /// The entries of a save.
 pub(super) fn entries(source: &Source, captures: &BTreeMap<FeedId, Capture>) -> Vec<CaptureState> {
     let own = source.feeds.iter().filter_map(|id| captures.get(id));
-    let own = own.filter(|capture| capture.started).map(|capture| capture.entry.clone());
+    let own =
+        own.filter(|capture| capture.started).map(|capture| capture.entry.clone().consistent());
     own.chain(source.carried_captures.iter().cloned()).collect()
 }

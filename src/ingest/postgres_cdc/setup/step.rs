@@ -151,6 +151,8 @@ pub struct SetupDone {
     pub timeline: u32,
     /// Its history, for message ids.
     pub timelines: Timelines,
+    /// Where its log ended when it was asked.
+    pub wal_end: Lsn,
     /// Database.
     pub database: String,
     /// Server version, `150004` for 15.4.

@@ -4,22 +4,22 @@ use super::*;
 use crate::config::TableName;
 use crate::pg_wire::Notice;
 
-const SYSTEM: u64 = 7_523_190_467_211_098_765;
+pub(crate) const SYSTEM: u64 = 7_523_190_467_211_098_765;
 
 /// Answers to the questions, and what was asked.
 #[derive(Clone, Debug)]
-struct Fake {
-    server: Vec<(&'static str, String)>,
-    timeline: u32,
-    wal_end: Lsn,
-    history: Result<String, ServerError>,
-    slot: Option<Vec<(&'static str, Option<String>)>>,
-    publications: Vec<Vec<(&'static str, String)>>,
-    published: Vec<[Option<String>; 4]>,
-    tables: Vec<Vec<(&'static str, String)>>,
-    columns: Vec<Vec<(&'static str, String)>>,
-    asked: Vec<Ask>,
-    waits: Vec<Duration>,
+pub(crate) struct Fake {
+    pub server: Vec<(&'static str, String)>,
+    pub timeline: u32,
+    pub wal_end: Lsn,
+    pub history: Result<String, ServerError>,
+    pub slot: Option<Vec<(&'static str, Option<String>)>>,
+    pub publications: Vec<Vec<(&'static str, String)>>,
+    pub published: Vec<[Option<String>; 4]>,
+    pub tables: Vec<Vec<(&'static str, String)>>,
+    pub columns: Vec<Vec<(&'static str, String)>>,
+    pub asked: Vec<Ask>,
+    pub waits: Vec<Duration>,
 }
 
 fn error(code: &str, message: &str) -> ServerError {
@@ -103,7 +103,7 @@ fn published(publication: &str, name: &str, columns: &str) -> [Option<String>; 4
 
 impl Fake {
     /// A healthy database with table orders and neither slot nor publication.
-    fn new() -> Fake {
+    pub fn new() -> Fake {
         let text = |text: &str| text.to_owned();
         Fake {
             server: vec![
@@ -135,7 +135,7 @@ impl Fake {
     }
 
     /// The same after a first start.
-    fn set_up() -> Fake {
+    pub fn set_up() -> Fake {
         let text = |text: &str| Some(text.to_owned());
         let slot = vec![
             ("plugin", text("pgoutput")),
@@ -178,7 +178,7 @@ impl Fake {
         self
     }
 
-    fn answer(&mut self, ask: &Ask) -> Answer {
+    pub fn answer(&mut self, ask: &Ask) -> Answer {
         self.asked.push(ask.clone());
         let one = |columns: &[&str], values: &[&str]| {
             Ok(rows(columns, vec![values.iter().map(|v| Some((*v).to_owned())).collect()]))

@@ -81,6 +81,11 @@ impl Intake {
         self.large = Some(size);
     }
 
+    /// The daemon-wide slot is ours.
+    pub fn holds_slot(&self) -> bool {
+        self.slot == Slot::Held
+    }
+
     fn bytes(&self) -> u64 {
         let spooled = self.stream.as_ref().map_or(0, |stream| stream.spooled().0);
         (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64
@@ -211,9 +216,13 @@ impl Capture {
     fn after(&mut self, ctx: &mut Ctx<'_>, after: After) {
         match after {
             After::Nothing => {}
-            After::Ended(lsn) => {
-                self.progress.transaction_ended(lsn);
-                self.passed(ctx, lsn);
+            After::Ended { final_lsn, end_lsn, rows } => {
+                let spans = self.progress.transaction_ended(end_lsn, rows);
+                self.passed(ctx, final_lsn, end_lsn);
+                // What it began in an earlier batch can be given up with nothing behind it (C5).
+                if spans {
+                    self.submit(ctx);
+                }
             }
             After::Keepalive { wal_end, reply_requested } => {
                 let between = self.intake.stream.as_ref().is_none_or(Stream::is_between);
@@ -252,7 +261,7 @@ impl Capture {
             Trouble::Stream(error) if error.is_transient() => {
                 // Asked for as text, its values can be read.
                 self.intake.no_binary |= matches!(error, StreamError::NoBinaryForm { .. });
-                self.hold(ctx, reason::UPSTREAM_PROTOCOL, error.to_string());
+                self.stream_broken(ctx, &error.to_string());
             }
             Trouble::Stream(error) => {
                 let stopped = condition(reason::UPSTREAM_UNSUITED, error.to_string(), ctx.now);
@@ -388,8 +397,16 @@ impl Capture {
 /// What an item asks of the capture beyond its row.
 pub(super) enum After {
     Nothing,
-    Ended(crate::pg_wire::Lsn),
-    Keepalive { wal_end: crate::pg_wire::Lsn, reply_requested: bool },
+    /// `rows`: some of it are in the batch under construction.
+    Ended {
+        final_lsn: crate::pg_wire::Lsn,
+        end_lsn: crate::pg_wire::Lsn,
+        rows: bool,
+    },
+    Keepalive {
+        wal_end: crate::pg_wire::Lsn,
+        reply_requested: bool,
+    },
     Spill(Spill),
 }
 
@@ -407,9 +424,8 @@ impl super::sink::Sink {
                 self.row(&row).map_err(Trouble::Row)?;
                 After::Nothing
             }
-            Item::TransactionEnd { end_lsn, .. } => {
-                self.last = None;
-                After::Ended(end_lsn)
+            Item::TransactionEnd { end_lsn, final_lsn, .. } => {
+                After::Ended { final_lsn, end_lsn, rows: self.last.take().is_some() }
             }
             Item::Keepalive { wal_end, reply_requested } => {
                 After::Keepalive { wal_end, reply_requested }

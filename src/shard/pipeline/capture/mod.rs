@@ -10,6 +10,7 @@
 //! [`outflow`] sends them, [`guide`] finds the node that takes them, [`progress`] moves the
 //! position. What was read outlives a lost session: the next one goes on behind it.
 
+mod branch;
 mod give_up;
 mod guide;
 mod halt;
@@ -19,6 +20,8 @@ mod progress;
 mod session;
 mod show;
 mod sink;
+#[cfg(test)]
+mod tests;
 
 use self::guide::Guides;
 use self::intake::Intake;
@@ -177,9 +180,7 @@ impl Capture {
 
     /// News of one of the sessions with Postgres.
     pub fn postgres(&mut self, ctx: &mut Ctx<'_>, conn: PgConnId, event: PgEvent) {
-        if !self.is_ended() {
-            self.session_event(ctx, conn, event);
-        }
+        self.session_event(ctx, conn, event);
     }
 
     /// A connection to the destination cluster came up or went down.
@@ -208,6 +209,11 @@ impl Capture {
         self.condition = condition;
         self.stop_passing(ctx, "the source stopped");
         self.end_sessions(ctx);
+        // Others need the room; what waits is read again when it is begun again.
+        self.forget(ctx);
+        self.empty(ctx);
+        self.release_slot(ctx);
+        self.account(ctx);
         self.stage = Stage::Ended;
         if self.started {
             self.touch(ctx);

@@ -21,8 +21,19 @@ const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
 struct Closed {
     batch: u64,
     end: Position,
+    /// Where the last transaction with rows in it begins, at the earliest.
+    last_start: Lsn,
     messages: u64,
     transactions: u64,
+}
+
+/// What can be given up: batches up to this one, which ends with a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Boundary {
+    pub batch: u64,
+    pub end: Lsn,
+    /// It also has rows of transactions behind the one that was named.
+    pub takes_more: bool,
 }
 
 /// Positions of a capture.
@@ -44,6 +55,8 @@ pub(super) struct Progress {
     /// Position of the last batch, and transactions that ended since.
     submitted: Position,
     transactions: u64,
+    /// End of what came before the last transaction with rows.
+    last_start: Lsn,
 }
 
 impl Progress {
@@ -62,6 +75,7 @@ impl Progress {
             closed: VecDeque::new(),
             submitted: durable,
             transactions: 0,
+            last_start: durable.end_lsn,
         }
     }
 
@@ -69,6 +83,8 @@ impl Progress {
     pub fn restart(&mut self, entry: &CaptureState) {
         self.submitted = position_of(entry);
         self.ended = self.submitted.end_lsn;
+        self.wal_end = self.ended;
+        self.last_start = self.ended;
         self.closed.clear();
         self.transactions = 0;
     }
@@ -78,6 +94,12 @@ impl Progress {
         self.submitted
     }
 
+    /// Messages of batches that a log which ends at `end` does not have whole.
+    pub fn messages_beyond(&self, end: Lsn) -> u64 {
+        let beyond = self.closed.iter().filter(|closed| !closed.end.lies_before(end));
+        beyond.map(|closed| closed.messages).sum()
+    }
+
     /// A new stream begins.
     pub fn streaming(&mut self, options: ConfirmOptions, now: Millis) {
         let mut confirm = Confirm::new(options, self.durable.end_lsn, now);
@@ -85,13 +107,20 @@ impl Progress {
         self.confirm = Some(confirm);
     }
 
-    pub fn transaction_ended(&mut self, end_lsn: Lsn) {
+    /// A transaction is complete; `rows`: some of it are in the batch under construction. Gives
+    /// whether others are in an earlier one.
+    pub fn transaction_ended(&mut self, end_lsn: Lsn, rows: bool) -> bool {
+        let spans = self.submitted.unfinished.is_some();
+        if rows || spans {
+            self.last_start = self.ended;
+        }
         self.ended = self.ended.max(end_lsn);
         self.wal_end = self.wal_end.max(end_lsn);
         self.transactions += 1;
         if let Some(confirm) = &mut self.confirm {
             confirm.ended(end_lsn);
         }
+        spans
     }
 
     pub fn keepalive(
@@ -133,16 +162,17 @@ impl Progress {
         let end = self.reached(last);
         let transactions = std::mem::take(&mut self.transactions);
         self.submitted = end;
-        self.closed.push_back(Closed { batch, end, messages, transactions });
+        let last_start = self.last_start;
+        self.closed.push_back(Closed { batch, end, last_start, messages, transactions });
     }
 
     /// No transaction ends between the last one and `to`. Of the one behind it rows may be on
-    /// their way already: they count as before.
+    /// their way already: they count as before, unless it was to end before `to`.
     fn skipped_to(&mut self, to: Lsn) {
         self.ended = self.ended.max(to);
         let closed = self.closed.iter_mut().map(|closed| &mut closed.end);
         for end in closed.chain([&mut self.submitted]) {
-            end.end_lsn = end.end_lsn.max(to);
+            end.skip_to(to);
         }
     }
 
@@ -157,14 +187,18 @@ impl Progress {
     }
 
     /// The first batch that ends with a transaction at or behind `through`; `None` through: the
-    /// last one. Its number and where it ends.
-    pub fn boundary(&self, through: Option<Lsn>) -> Option<(u64, Lsn)> {
+    /// last one.
+    pub fn boundary(&self, through: Option<Lsn>) -> Option<Boundary> {
         let whole = |closed: &&Closed| closed.end.unfinished.is_none();
         let found = match through {
             Some(lsn) => self.closed.iter().filter(whole).find(|c| c.end.end_lsn >= lsn),
             None => self.closed.iter().rev().find(whole),
         };
-        found.map(|closed| (closed.batch, closed.end.end_lsn))
+        found.map(|closed| Boundary {
+            batch: closed.batch,
+            end: closed.end.end_lsn,
+            takes_more: through.is_some_and(|lsn| lsn <= closed.last_start),
+        })
     }
 
     /// The transaction that the last batch ends in, by its final LSN.
@@ -227,8 +261,14 @@ impl Capture {
         if let Some(end) = moved {
             self.set_position(end);
             self.touch(ctx);
-            self.progress.moved(ctx.now.mono);
+            self.moved(ctx);
         }
+    }
+
+    /// The position moved: whatever failed before is over.
+    fn moved(&mut self, ctx: &Ctx<'_>) {
+        self.progress.moved(ctx.now.mono);
+        self.backoff.reset();
     }
 
     pub(super) fn set_position(&mut self, position: Position) {
@@ -287,9 +327,11 @@ impl Capture {
             Verdict::Send(status) => self.write_status(ctx, status),
             Verdict::Advance { to, status } => {
                 self.progress.skipped_to(to);
-                self.entry.end_lsn = self.entry.end_lsn.max(to.0);
+                let mut position = position_of(&self.entry);
+                position.skip_to(to);
+                self.set_position(position);
                 self.touch(ctx);
-                self.progress.moved(ctx.now.mono);
+                self.moved(ctx);
                 if let Some(status) = status {
                     self.write_status(ctx, status);
                 }

@@ -225,7 +225,13 @@ impl Capture {
         let entry = &mut self.entry;
         // Acks of what was read before may have moved the position since set-up began.
         let is_other = self.started
-            && (entry.system_id != done.system_id || done.start_at != self.sessions.set_up_from);
+            && (entry.system_id != done.system_id
+                || done.start_at != self.sessions.set_up_from
+                || done.gap.is_some());
+        if !is_other && !self.follow(ctx, &done) {
+            return;
+        }
+        let entry = &mut self.entry;
         if let Some(gap) = &done.gap {
             let (first, last, why) = (gap.first.0, gap.last.0, gap.why.clone());
             entry.record_gap(LsnGap { first, last, found_at: ctx.now.wall.0, why });
@@ -239,6 +245,8 @@ impl Capture {
             self.forget(ctx);
         }
         let entry = &mut self.entry;
+        // Rows that were counted in another way count no longer.
+        entry.unfinished.take_if(|unfinished| unfinished.config_hash != done.config_hash);
         let changed = is_other
             || !self.started
             || entry.timeline != done.timeline
@@ -254,6 +262,8 @@ impl Capture {
         self.sink.timelines = done.timelines.clone();
         self.progress.config_hash = done.config_hash;
         self.sessions.done = Some(done);
+        // It was said of what was missing at this start, not of what will be.
+        self.spec.accept_gap = false;
         if changed {
             let generation = self.save_first(ctx);
             self.stage = Stage::Saving { generation };
@@ -313,7 +323,11 @@ impl Capture {
         let is_query = conn == self.sessions.query.conn;
         let session =
             if is_query { &mut self.sessions.query } else { &mut self.sessions.replication };
+        // Once it is being closed, or the capture has ended, its end alone is news.
+        let is_over = matches!(session.state, State::Closing) || matches!(self.stage, Stage::Ended);
         match event {
+            PgEvent::Down(cause) => self.session_down(ctx, is_query, cause),
+            _ if is_over => {}
             PgEvent::Up(info) => {
                 session.state = State::Up(info);
                 if let Some(confirm) = self.progress.confirm.as_mut().filter(|_| is_query) {
@@ -323,7 +337,6 @@ impl Capture {
                     self.dial(ctx);
                 }
             }
-            PgEvent::Down(cause) => self.session_down(ctx, is_query, cause),
             PgEvent::Answer(answer) => {
                 let asked = session.asked.pop_front();
                 self.answered(ctx, asked, is_query, answer);
@@ -335,10 +348,7 @@ impl Capture {
                 }
             }
             PgEvent::Notice(notice) => self.noticed(ctx, &notice),
-            PgEvent::Chunk(chunk) => {
-                self.backoff.reset();
-                self.intake.arrived(chunk);
-            }
+            PgEvent::Chunk(chunk) => self.intake.arrived(chunk),
             PgEvent::TooLarge { size } => self.intake.too_large(size),
             PgEvent::CopyEnded(error) => self.copy_ended(ctx, error),
         }
@@ -381,6 +391,14 @@ impl Capture {
             Trouble::Retry(finding) => {
                 self.hold(ctx, reason::UPSTREAM_ENDED_STREAM, finding.to_string());
             }
+        }
+    }
+
+    /// The stream says something that cannot be read: worth another try, not for ever.
+    pub(super) fn stream_broken(&mut self, ctx: &mut Ctx<'_>, error: &str) {
+        match self.sessions.poison.unreadable(error, self.progress.ended) {
+            Some(finding) => self.refused(ctx, &finding),
+            None => self.hold(ctx, reason::UPSTREAM_PROTOCOL, error.to_owned()),
         }
     }
 
@@ -475,12 +493,25 @@ impl Capture {
         }
     }
 
+    /// Lets go of transactions that wait for their commit: no stream goes on with them.
+    pub(super) fn empty(&mut self, ctx: &mut Ctx<'_>) {
+        let (Some(stream), Some(done)) = (&mut self.intake.stream, &self.sessions.done) else {
+            return;
+        };
+        let position = self.progress.read_until();
+        let files = stream.restart(position, done.config_hash, done.binary, Vec::new());
+        for xid in files {
+            self.spill(ctx, Spill::Drop { xid });
+        }
+    }
+
     /// Ends the stream; what was read stays.
     pub(super) fn end_sessions(&mut self, ctx: &mut Ctx<'_>) {
         self.sessions.replication.close(ctx);
         self.sessions.query.close(ctx);
         self.intake.reset();
         self.progress.confirm = None;
+        self.stop_passing(ctx, "the session with the database ended before the transaction's end");
         // Rows read and not yet in a batch are: the next stream goes on behind them.
         self.submit(ctx);
     }
