@@ -15,6 +15,7 @@ mod tests;
 mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::shown::{DestinationSnapshot, Latency, Notice, OutletCounters, Trouble};
@@ -322,6 +323,16 @@ impl Outlet {
     /// Every batch below this number is acked, dropped or given up (A8).
     pub fn complete(&self) -> u64 {
         self.lanes.complete()
+    }
+
+    /// Batches closed so far: the number of the next one.
+    pub fn batches(&self) -> u64 {
+        self.lanes.batches()
+    }
+
+    /// Whether something of these batches is held.
+    pub fn holds(&self, batches: Range<u64>) -> bool {
+        self.lanes.holds(batches)
     }
 
     /// Bytes of records that were acked.

@@ -20,6 +20,7 @@ mod tests;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -284,6 +285,16 @@ impl Lanes {
     /// Every batch below this number is complete.
     pub fn complete(&self) -> u64 {
         self.left.first_key_value().map_or(self.next_batch, |(batch, _)| *batch)
+    }
+
+    /// Batches taken so far: the number of the next one.
+    pub fn batches(&self) -> u64 {
+        self.next_batch
+    }
+
+    /// Whether one of these batches is not complete.
+    pub fn holds(&self, batches: Range<u64>) -> bool {
+        self.left.range(batches).next().is_some()
     }
 
     /// Batches with a send outstanding.

@@ -46,6 +46,7 @@ pub(super) struct Intake {
     /// Size of a message that is larger than a read.
     large: Option<u32>,
     slot: Slot,
+    in_slot: InSlot,
     /// A type without a binary form came by: values are asked for as text from then on.
     pub no_binary: bool,
 }
@@ -59,6 +60,18 @@ enum Slot {
     Held,
 }
 
+/// Where the message is that the slot is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum InSlot {
+    /// Not read yet, or acked.
+    #[default]
+    Nothing,
+    /// First in the chunk.
+    Chunk,
+    /// In the batches from the first number up to, not including, the other. Bytes.
+    Batches(u64, u64, u64),
+}
+
 impl Intake {
     /// The session ended: nothing more comes of what was asked.
     pub fn reset(&mut self) {
@@ -66,12 +79,17 @@ impl Intake {
         self.chunk = None;
         self.deferred = None;
         self.large = None;
+        if self.in_slot == InSlot::Chunk {
+            self.in_slot = InSlot::Nothing;
+        }
     }
 
     /// A chunk is there.
     pub fn arrived(&mut self, chunk: Bytes) {
         self.reading = false;
-        self.large = None;
+        if self.large.take().is_some() && self.slot == Slot::Held {
+            self.in_slot = InSlot::Chunk;
+        }
         self.chunk = Some(chunk);
     }
 
@@ -104,8 +122,24 @@ impl Capture {
             self.read_more(ctx);
         }
         let Some(chunk) = self.next_chunk(ctx) else { return };
+        if self.intake.in_slot != InSlot::Chunk {
+            return self.work_off(ctx, &chunk);
+        }
+        // The large message in batches of its own: the slot is free when they are acked.
+        self.submit(ctx);
+        let (first, before) = (self.sink.outlet.batches(), self.sink.outlet.bytes());
+        self.work_off(ctx, &chunk);
+        self.submit(ctx);
+        if self.intake.in_slot == InSlot::Chunk {
+            let bytes = self.sink.outlet.bytes().saturating_sub(before) as u64;
+            self.intake.in_slot = InSlot::Batches(first, self.sink.outlet.batches(), bytes);
+        }
+    }
+
+    /// The messages of a chunk; what there is no room for goes on waiting.
+    fn work_off(&mut self, ctx: &mut Ctx<'_>, chunk: &Bytes) {
         let mut at = 0;
-        for (tag, body) in Messages::new(&chunk) {
+        for (tag, body) in Messages::new(chunk) {
             // Tag and length come before the body.
             at += body.len() + 5;
             if tag == COPY_DATA
@@ -312,10 +346,28 @@ impl Capture {
     pub(super) fn account(&mut self, ctx: &mut Ctx<'_>) {
         let waiting = self.sink.outlet.bytes() as u64;
         let asked = if self.intake.reading { self.intake.granted } else { 0 };
-        ctx.budget.keep(&mut self.holding, asked, waiting + self.intake.bytes());
-        let done = self.sink.outlet.is_empty() && !self.intake.reading;
-        if self.intake.slot == Slot::Held && done && self.intake.large.is_none() {
+        let was_in = self.intake.in_slot;
+        let large = self.in_slot();
+        ctx.budget.keep(&mut self.holding, asked, waiting + self.intake.bytes(), large);
+        // Another large message asks anew: others may have waited longer.
+        let is_free = self.intake.in_slot == InSlot::Nothing;
+        if is_free && (was_in != InSlot::Nothing || self.intake.large.is_none()) {
             self.release_slot(ctx);
+        }
+    }
+
+    /// Bytes held of the message that the slot is for.
+    fn in_slot(&mut self) -> u64 {
+        match self.intake.in_slot {
+            InSlot::Nothing => 0,
+            InSlot::Chunk => self.intake.chunk.as_ref().map_or(0, Bytes::len) as u64,
+            InSlot::Batches(first, until, bytes) => {
+                if self.sink.outlet.holds(first..until) || self.intake.spilling > 0 {
+                    return bytes;
+                }
+                self.intake.in_slot = InSlot::Nothing;
+                0
+            }
         }
     }
 
@@ -336,7 +388,9 @@ impl Capture {
             Some(size) => size,
         };
         let wanted = u64::from(largest.max(READ_BYTES));
-        let has_place = self.intake.slot == Slot::Held
+        // Only the large message itself comes through the slot, one at a time.
+        let is_for_slot = self.intake.large.is_some() && self.intake.in_slot == InSlot::Nothing;
+        let has_place = is_for_slot && self.intake.slot == Slot::Held
             || self.has_room_for(ctx, wanted) && {
                 let moving = self.is_moving(ctx.now.mono);
                 ctx.budget.reserve(&mut self.holding, wanted, moving)
@@ -369,7 +423,7 @@ impl Capture {
     /// The daemon-wide slot is ours, if it still is of use.
     pub fn granted(&mut self, ctx: &mut Ctx<'_>) {
         self.intake.slot = Slot::Held;
-        ctx.budget.hold_slot(&mut self.holding, true);
+        ctx.budget.hold_slot(&mut self.holding, Some(0));
         if self.intake.large.is_none() {
             self.release_slot(ctx);
         }
@@ -378,7 +432,7 @@ impl Capture {
     pub(super) fn release_slot(&mut self, ctx: &mut Ctx<'_>) {
         if self.intake.slot == Slot::Held {
             self.intake.slot = Slot::None;
-            ctx.budget.hold_slot(&mut self.holding, false);
+            ctx.budget.hold_slot(&mut self.holding, None);
             let feed = self.spec.id;
             ctx.out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
         }
