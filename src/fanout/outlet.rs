@@ -441,6 +441,7 @@ impl Outlet {
         }
         if failure.again() == Again::Looked {
             record.facts = None;
+            self.groups.split(dest);
             self.wanted.entry(dest).or_default();
             self.lanes.refresh(now, &self.table, dest);
         }
