@@ -379,3 +379,28 @@ fn the_slot_for_large_rows_is_free_when_its_row_is_acked_whatever_else_waits() {
     stage.wait_confirmed_of(&mut daemon, "shop");
     daemon.stop();
 }
+
+#[test]
+fn connections_that_carried_rows_come_back_at_once_however_often_they_are_lost() {
+    let test = "connections_that_carried_rows_come_back_at_once_however_often_they_are_lost";
+    let mut stage = Stage::new(EVENTS, &routed(BREAKER));
+    let Some(control) = stage.switches(test) else { return };
+    stage.add_source(
+        "slow",
+        "tables = [\"public.events\"]\nstream = \"$stream\"\ntopic = \"all\"\n\
+         retry_interval = \"1s\"\nmax_retry_interval = \"1m\"\n",
+    );
+    let mut daemon = stage.all_streaming(2);
+    for round in 0..6 {
+        stage.pg.sql(&format!("insert into events values ({round}, 'a', '')"));
+        let begun = Instant::now();
+        eventually(limit(), "the row", || {
+            daemon.assert_running();
+            when(stage.got_of("slow", "all").len() > round)
+        });
+        // The wait doubles from 1 s on for what was never used.
+        assert!(begun.elapsed() < Duration::from_secs(4), "{round}: {:?}", begun.elapsed());
+        control.disconnect_all();
+    }
+    daemon.stop();
+}
