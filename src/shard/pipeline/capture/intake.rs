@@ -166,8 +166,9 @@ impl Capture {
         if !has_messages && !self.progress.is_behind(self.sink.last) {
             return;
         }
-        let is_busy = self.sink.outlet.in_flight() > 0;
-        match self.intake.linger.until(ctx.now.mono, Open { has_messages, is_busy }) {
+        let most = self.spec.plan.max_in_flight_batches as usize;
+        let open = Open::new(has_messages, self.sink.outlet.in_flight(), most);
+        match self.intake.linger.until(ctx.now.mono, open) {
             Some(until) => self.wake(Some(until)),
             None => self.submit(ctx),
         }
