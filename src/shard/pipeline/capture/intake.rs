@@ -38,6 +38,8 @@ pub(super) struct Intake {
     chunk: Option<Bytes>,
     /// Operations on spill files that have not ended.
     spilling: u32,
+    /// Bytes that they write.
+    spill_bytes: u64,
     /// A piece of a spill file that is read when there is room.
     deferred: Option<Spill>,
     /// Size of the batch under construction when room was last looked for.
@@ -100,8 +102,8 @@ impl Intake {
     }
 
     fn bytes(&self) -> u64 {
-        let spooled = self.stream.as_ref().map_or(0, |stream| stream.spooled().0);
-        (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64
+        let spooled = self.stream.as_ref().map_or(0, Stream::in_memory);
+        (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64 + self.spill_bytes
     }
 }
 
@@ -112,7 +114,7 @@ impl Capture {
             return;
         }
         if let Some(op) = self.intake.deferred.take() {
-            if !self.has_room(ctx) {
+            if self.must_wait_to_replay(ctx) {
                 self.intake.deferred = Some(op);
                 return;
             }
@@ -203,6 +205,13 @@ impl Capture {
         !self.sink.outlet.is_empty() && !self.has_room(ctx)
     }
 
+    /// The same for a piece of a spill file. A message that is half there goes on: nothing else
+    /// makes room for its rest.
+    fn must_wait_to_replay(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let half = self.intake.stream.as_ref().map_or(0, Stream::half_replayed);
+        half < READ_BYTES as usize && self.must_wait(ctx)
+    }
+
     fn has_more(&self) -> bool {
         self.intake.stream.as_ref().is_some_and(Stream::has_more)
     }
@@ -220,7 +229,7 @@ impl Capture {
                 Err(error) => Err(Trouble::Stream(error)),
             };
             match taken {
-                Ok(After::Spill(op)) if matches!(op, Spill::Read { .. }) && !self.has_room(ctx) => {
+                Ok(After::Spill(op @ Spill::Read { .. })) if self.must_wait_to_replay(ctx) => {
                     self.intake.deferred = Some(op);
                 }
                 Ok(after) => self.after(ctx, after),
@@ -262,12 +271,18 @@ impl Capture {
 
     pub(super) fn spill(&mut self, ctx: &mut Ctx<'_>, op: Spill) {
         self.intake.spilling += 1;
+        if let Spill::Append { bytes, .. } = &op {
+            self.intake.spill_bytes += bytes.len() as u64;
+        }
         ctx.out.push(Command::Spill { feed: self.spec.id, op });
     }
 
     /// The end of an operation on a spill file, with what was read.
     pub fn spilled(&mut self, ctx: &mut Ctx<'_>, result: Result<Vec<u8>, String>) {
         self.intake.spilling = self.intake.spilling.saturating_sub(1);
+        if self.intake.spilling == 0 {
+            self.intake.spill_bytes = 0;
+        }
         match (result, &mut self.intake.stream) {
             (Ok(bytes), Some(stream)) if !bytes.is_empty() => {
                 if let Err(error) = stream.spilled(&bytes) {
