@@ -34,8 +34,8 @@ const MAGIC: [u8; 4] = *b"TGSP";
 pub enum SpillError {
     /// Too many at once.
     #[error(
-        "{MAX_OPEN} large transactions are open at once, no more can be kept; set streaming = \
-         false, the server then keeps them"
+        "{MAX_OPEN} large transactions are open at once, no more can be kept; set \
+         streaming = \"off\", the server then keeps them"
     )]
     TooManyOpen,
     /// Too many aborted pieces.
