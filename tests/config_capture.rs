@@ -213,7 +213,7 @@ startup_prewarm_deadline = "5s"
     assert_eq!(plan.slot, "tidegate_my_shop", "a slot name has no '-'");
     let odd = TableName { schema: "shop".into(), name: "Odd.Name".into() };
     assert_eq!(plan.tables, Tables::List(vec![odd]));
-    assert!(plan.streaming && plan.binary && plan.snake_case_columns && plan.numeric_as_string);
+    assert!(plan.streaming && !plan.binary && plan.snake_case_columns && plan.numeric_as_string);
     assert!(!plan.include_metadata && !plan.auto_create && !plan.operations.update);
     let column = EnvelopePlan::Column { column: "body".into(), format: PayloadFormat::Jsonb };
     assert_eq!(plan.envelope, column);
@@ -230,6 +230,40 @@ startup_prewarm_deadline = "5s"
     assert_eq!(routing.startup_prewarm_deadline, Duration::from_secs(5));
     let known: Vec<String> = routing.literals().iter().map(TopicName::to_string).collect();
     assert_eq!(known, ["s/t", "dead/letters"]);
+}
+
+#[test]
+fn values_come_as_text_where_a_column_is_read_by_its_text() {
+    let (plan, warnings) = capture(&BOUND.replace("topic =", "binary = true\ntopic ="));
+    assert!(plan.binary && warnings.is_empty());
+    let column = "payload_column = \"body\"\npayload_format = \"text\"\n";
+    let default = "default_topic = \"t\"\ndefault_stream = \"s\"";
+    let keyed = "[sources.shop.routing]\npartition_";
+    for (by, more) in [
+        ("payload_column", format!("{column}stream = \"s\"\ntopic = \"t\"")),
+        (
+            "routing.topic_column",
+            format!("[sources.shop.routing]\ntopic_column = \"c\"\n{default}"),
+        ),
+        (
+            "routing.stream_column",
+            format!("[sources.shop.routing]\nstream_column = \"c\"\n{default}"),
+        ),
+        (
+            "routing.partition_key_column",
+            format!("stream = \"s\"\ntopic = \"t\"\n{keyed}key_column = \"c\""),
+        ),
+        (
+            "routing.partition_by",
+            format!("stream = \"s\"\ntopic = \"t\"\n{keyed}by = \"identity\""),
+        ),
+    ] {
+        let nowhere = BOUND.replace("stream = \"commerce\"\ntopic = \"changes\"\n", "");
+        let source = format!("{nowhere}binary = true\n{more}\n");
+        assert!(!capture(&source).0.binary, "{by}");
+        let line = 12;
+        warns(&source, line, "sources.shop.binary", &["next to", by, "come as text"]);
+    }
 }
 
 #[test]

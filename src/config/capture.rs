@@ -14,6 +14,7 @@ use super::clusters::Clusters;
 use super::plan::OnCorruptState;
 use super::postgres::{ConnInfoError, PostgresPlan};
 use super::reader::{Section, Text, short, words};
+use super::routing_plan::{PartitionBy, RoutingPlan};
 use super::sources::{check_retry_order, policy, read_batch_bytes, read_cluster_key};
 use super::value::show_duration;
 
@@ -85,6 +86,7 @@ pub(super) fn read(
             section.fail(key, words("set for test_decoding", "pgoutput, which has it", advice));
         }
     }
+    let binary = binary && !reads_text(section, routing.as_ref(), envelope.as_ref());
     let (slot, publication) = names?;
     Some(CapturePlan {
         key: key.into(),
@@ -118,6 +120,30 @@ pub(super) fn read(
         ),
         tests,
     })
+}
+
+/// Whether the text of some column is needed, which binary values do not have: a row is routed by
+/// it, finds its partition by it, or it is the payload. Then values come as text, and that is told.
+fn reads_text(
+    section: &Section<'_>,
+    routing: Option<&RoutingPlan>,
+    envelope: Option<&EnvelopePlan>,
+) -> bool {
+    let by = routing.and_then(|routing| {
+        let by = |key, is_read: bool| is_read.then_some(key);
+        by("routing.topic_column", routing.topic_column.is_some())
+            .or(by("routing.stream_column", routing.stream_column.is_some()))
+            .or(by("routing.partition_key_column", routing.partition_key_column.is_some()))
+            .or(by("routing.partition_by", routing.partition_by == PartitionBy::Identity))
+    });
+    let column = matches!(envelope, Some(EnvelopePlan::Column { .. })).then_some("payload_column");
+    let Some(by) = by.or(column) else { return false };
+    if section.boolean("binary") == Some(true) {
+        let seen = format!("binary = true next to {by}, which reads values as text");
+        let advice = "values come as text, the messages are the same; remove binary";
+        section.warn("binary", words(seen, "no column that is read by its text", advice));
+    }
+    true
 }
 
 /// R5: a route transform replaces every destination, so that deriving one from the row as well

@@ -7,6 +7,8 @@
 //!
 //! A record is closed early and followed by another where it would pass a frame or span more than
 //! 71 minutes of origin time; the order within one destination partition stays that of the rows.
+//! So it does where the partitions of a topic become known, or are not known any more, under an
+//! open batch: what is open for it is closed first ([`Groups::split`]).
 
 use hashbrown::HashMap;
 
@@ -184,6 +186,19 @@ impl Groups {
         let target = target(slot, wishes);
         self.closed.push(Group { dest, target, content: Content::Stone(reason) });
         self.messages += 1;
+    }
+
+    /// Closes every record of this destination: what comes is placed by other facts, and stands
+    /// behind them.
+    pub fn split(&mut self, dest: DestId) {
+        let current = self.current;
+        for at in 0..self.open.len() {
+            if self.open[at].dest == dest && !self.open[at].batch.is_empty() {
+                self.current = at;
+                self.close_current();
+            }
+        }
+        self.current = current;
     }
 
     /// Messages in it.
@@ -399,6 +414,37 @@ mod tests {
         write(&mut groups, A, P0, 3, b"x");
         let expected = [1, 0, 3].map(|id| (A, Target::Partition(0), vec![id]));
         assert_eq!(shown(groups.close()), expected, "the stone keeps its place");
+    }
+
+    #[test]
+    fn what_is_placed_by_other_facts_stands_behind_what_was_placed_before() {
+        let later = KeyChoice::Later(Wish::Hash(4));
+        for ordered in [false, true] {
+            let mut groups = Groups::new(1 << 20, ordered);
+            write(&mut groups, A, P0, 1, b"x");
+            groups.split(A);
+            write(&mut groups, A, later, 2, b"x");
+            groups.stone(A, later, Reason::TooLarge);
+            write(&mut groups, A, later, 3, b"x");
+            groups.split(A);
+            groups.split(B);
+            write(&mut groups, A, P0, 4, b"x");
+            let ids: Vec<u128> = shown(groups.close()).into_iter().flat_map(|g| g.2).collect();
+            assert_eq!(ids, [1, 2, 0, 3, 4], "{ordered}");
+        }
+    }
+
+    #[test]
+    fn a_split_leaves_other_destinations_and_no_empty_record() {
+        let mut groups = Groups::new(1 << 20, false);
+        write(&mut groups, A, P0, 1, b"x");
+        write(&mut groups, B, P0, 2, b"x");
+        groups.split(A);
+        groups.split(A);
+        write(&mut groups, B, P0, 3, b"x");
+        let expected = [(A, Target::Partition(0), vec![1]), (B, Target::Partition(0), vec![2, 3])];
+        assert_eq!(shown(groups.close()), expected);
+        assert!(groups.is_empty());
     }
 
     #[test]

@@ -11,8 +11,11 @@ use crate::time::Millis;
 
 /// Longest time that a batch stays open for more rows while sends are out,
 pub const LINGER: Duration = Duration::from_millis(4);
-/// and while rows come thick: each batch costs a send per destination and a save.
+/// and while rows come thick: each batch costs a send per destination and a save,
 pub const LINGER_THICK: Duration = Duration::from_millis(10);
+/// and while it is the last one that may be open: what is closed then ends reading, so that on a
+/// long way to the destination a few rows would take the place of a full batch.
+pub const LINGER_LAST: Duration = Duration::from_secs(1);
 /// Rows come thick at so many bytes of records a millisecond,
 pub const THICK: usize = 8 * 1024;
 /// until none came for so long.
@@ -25,6 +28,16 @@ pub struct Open {
     pub has_messages: bool,
     /// Sends of earlier batches are out.
     pub is_busy: bool,
+    /// Once it is closed and sent as well, as many batches are out as may be.
+    pub is_last: bool,
+}
+
+impl Open {
+    /// What is known where `in_flight` of `most` batches are out.
+    pub fn new(has_messages: bool, in_flight: usize, most: usize) -> Open {
+        let is_busy = in_flight > 0;
+        Open { has_messages, is_busy, is_last: has_messages && is_busy && in_flight + 1 >= most }
+    }
 }
 
 /// Watches the batches of one feed.
@@ -44,6 +57,7 @@ impl Linger {
         let opened_at = *self.opened_at.get_or_insert(now);
         let follows = self.thick && opened_at.since(self.closed_at) <= FOLLOWS;
         let linger = match (follows, open.is_busy || !open.has_messages) {
+            _ if open.is_last => LINGER_LAST,
             (true, _) => LINGER_THICK,
             (false, true) => LINGER,
             (false, false) => return None,
@@ -64,7 +78,7 @@ impl Linger {
 mod tests {
     use super::*;
 
-    const IDLE: Open = Open { has_messages: true, is_busy: false };
+    const IDLE: Open = Open { has_messages: true, is_busy: false, is_last: false };
     const BUSY: Open = Open { is_busy: true, ..IDLE };
 
     #[test]
@@ -116,9 +130,34 @@ mod tests {
     }
 
     #[test]
+    fn the_last_batch_that_may_go_out_is_closed_when_it_is_full_or_another_is_acked() {
+        let mut linger = Linger::default();
+        let mut closed = 0;
+        // Nothing is acked for 200 ms, a row comes every millisecond.
+        for at in 0..200 {
+            if linger.until(Millis(at), Open::new(true, closed, 8)).is_none() {
+                linger.closed(Millis(at), 300);
+                closed += 1;
+            }
+        }
+        assert_eq!(closed, 7, "one may still be filled");
+        assert_eq!(linger.until(Millis(200), Open::new(true, 6, 8)), None, "one is acked");
+        linger.closed(Millis(200), 300);
+        let last = Open::new(true, 7, 8);
+        assert_eq!(linger.until(Millis(201), last), Some(Millis(201) + LINGER_LAST));
+        assert_eq!(linger.until(Millis(201) + LINGER_LAST, last), None, "but not for ever");
+    }
+
+    #[test]
+    fn a_single_batch_at_a_time_goes_at_once_when_nothing_is_out() {
+        assert_eq!(Linger::default().until(Millis(0), Open::new(true, 0, 1)), None);
+        assert!(!Open::new(false, 7, 8).is_last, "a position alone takes no place");
+    }
+
+    #[test]
     fn a_position_without_rows_is_in_no_hurry() {
         let mut linger = Linger::default();
-        let open = Open { has_messages: false, is_busy: false };
+        let open = Open::new(false, 0, 8);
         assert_eq!(linger.until(Millis(3), open), Some(Millis(7)));
         assert_eq!(linger.until(Millis(7), open), None);
     }

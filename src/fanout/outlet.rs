@@ -15,6 +15,7 @@ mod tests;
 mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::shown::{DestinationSnapshot, Latency, Notice, OutletCounters, Trouble};
@@ -324,6 +325,16 @@ impl Outlet {
         self.lanes.complete()
     }
 
+    /// Batches closed so far: the number of the next one.
+    pub fn batches(&self) -> u64 {
+        self.lanes.batches()
+    }
+
+    /// Whether something of these batches is held.
+    pub fn holds(&self, batches: Range<u64>) -> bool {
+        self.lanes.holds(batches)
+    }
+
     /// Bytes of records that were acked.
     pub fn acked_bytes(&self) -> u64 {
         self.routed_bytes
@@ -430,6 +441,7 @@ impl Outlet {
         }
         if failure.again() == Again::Looked {
             record.facts = None;
+            self.groups.split(dest);
             self.wanted.entry(dest).or_default();
             self.lanes.refresh(now, &self.table, dest);
         }

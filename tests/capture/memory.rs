@@ -209,3 +209,36 @@ fn many_open_transactions_share_the_memory() {
     eventually(limit(), "the files to go", || when(spilled(&stage).0 == 0));
     daemon.stop();
 }
+
+#[test]
+fn a_row_larger_than_the_buffers_comes_back_from_its_file_within_the_books() {
+    let mut stage = stage("streaming = \"on\"\n");
+    stage.daemon = "log_level = \"info\"\nshards = 1\nmax_buffered_bytes = \"14MiB\"".to_owned();
+    let mut daemon = stage.streaming();
+    stage.pg.sql(&format!(
+        "begin; {} insert into big values (101, repeat('x', 40 << 20)); {} commit",
+        insert("big", 1, 100),
+        insert("big", 102, 99),
+    ));
+    let topic = stage.topic("big");
+    let (mut over, mut most) = (0, 0);
+    eventually(limit(), "every row", || {
+        daemon.assert_running();
+        let status = daemon.status()?;
+        let shard = &status["shards"][0];
+        let held = shard["buffered_bytes"].as_u64()?;
+        let bound = shard["buffer_limit_bytes"].as_u64()? + 65 * MIB;
+        (most, over) = (held.max(most), over + u64::from(held > bound));
+        when(stage.pair.down.total(&topic, 1) >= 200)
+    });
+    stage.wait_confirmed(&mut daemon);
+    let peak = daemon.most_memory();
+    println!("{} MiB in the books, {} MiB resident at most", most / MIB, peak / MIB);
+    assert_eq!(over, 0, "the books passed their bound");
+    // The row as it is read, as it is written; as it comes back, as its message.
+    assert!(peak < 240 * MIB, "{} MiB resident at most", peak / MIB);
+    let ids: Vec<u64> =
+        stage.pair.down.dump(&topic, 0, 0).iter().map(|message| id_of(&message.payload)).collect();
+    assert_eq!(ids, (1..=200).collect::<Vec<_>>());
+    daemon.stop();
+}

@@ -303,3 +303,104 @@ fn others_flow_past_a_black_hole_until_the_buffers_are_full_and_nothing_is_lost(
     stage.running(&mut daemon, "shop");
     daemon.stop();
 }
+
+/// 8 MiB in one row, which does not fit what captures share of these buffers.
+const TIGHT: &str = "\nshards = 1\nmax_buffered_bytes = \"14MiB\"";
+const LARGE: &str = "repeat('x', 8 << 20)";
+
+#[test]
+fn a_large_row_to_a_black_hole_lets_nobody_read_without_end() {
+    let test = "a_large_row_to_a_black_hole_lets_nobody_read_without_end";
+    let mut stage = Stage::new(EVENTS, &routed(BREAKER));
+    let Some(control) = stage.switches(test) else { return };
+    stage.cluster = "request_timeout = \"300ms\"".to_owned();
+    stage.daemon.push_str(TIGHT);
+    let mut daemon = stage.streaming();
+    write(&stage, 0..4);
+    rows(&stage, &mut daemon, "b", &[1, 3]);
+    control.fault(Fault::DropRequest, sends_to(&stage, "b"), Times::UntilCleared);
+    stage.pg.sql(&format!("insert into events values (5, 'b', {LARGE})"));
+    for from in [6, 2_006, 4_006, 6_006] {
+        stage.pg.sql(&format!(
+            "insert into events select n, case n % 2 when 0 then 'a' else 'b' end, \
+             repeat(E'\\x02', 500) from generate_series({from}, {from} + 1999) n"
+        ));
+    }
+    let mut last = (0, Instant::now());
+    eventually(limit(), "reading to pause", || {
+        daemon.assert_running();
+        let count = stage.got("a").len();
+        if count != last.0 {
+            last = (count, Instant::now());
+        }
+        when(last.1.elapsed() > Duration::from_secs(2))
+    });
+    assert!((3..3_500).contains(&last.0), "{} rows passed", last.0);
+    control.clear_all();
+    rows(
+        &stage,
+        &mut daemon,
+        "a",
+        &[0, 2].into_iter().chain(of_kind(6..8_006, 0)).collect::<Vec<_>>(),
+    );
+    rows(&stage, &mut daemon, "b", &of_kind(1..8_006, 1));
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+}
+
+#[test]
+fn the_slot_for_large_rows_is_free_when_its_row_is_acked_whatever_else_waits() {
+    let test = "the_slot_for_large_rows_is_free_when_its_row_is_acked_whatever_else_waits";
+    let mut stage = Stage::new(
+        &format!("{EVENTS}; create table others (id bigint primary key, note text)"),
+        &routed(BREAKER),
+    );
+    let Some(control) = stage.switches(test) else { return };
+    stage.cluster = "request_timeout = \"300ms\"".to_owned();
+    stage.daemon.push_str(TIGHT);
+    stage.add_source(
+        "other",
+        "tables = [\"public.others\"]\nstream = \"$stream\"\ntopic = \"others\"\n",
+    );
+    let mut daemon = stage.all_streaming(2);
+    write(&stage, 0..2);
+    rows(&stage, &mut daemon, "b", &[1]);
+    control.fault(Fault::DropRequest, sends_to(&stage, "b"), Times::UntilCleared);
+    stage.pg.sql("insert into events values (3, 'b', '')");
+    stage.pg.sql(&format!("insert into events values (4, 'a', {LARGE})"));
+    rows(&stage, &mut daemon, "a", &[0, 4]);
+    stage.pg.sql(&format!("insert into others values (1, {LARGE})"));
+    eventually(limit(), "the other large row", || {
+        daemon.assert_running();
+        when(stage.got_of("other", "others").len() == 1)
+    });
+    control.clear_all();
+    rows(&stage, &mut daemon, "b", &[1, 3]);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+}
+
+#[test]
+fn connections_that_carried_rows_come_back_at_once_however_often_they_are_lost() {
+    let test = "connections_that_carried_rows_come_back_at_once_however_often_they_are_lost";
+    let mut stage = Stage::new(EVENTS, &routed(BREAKER));
+    let Some(control) = stage.switches(test) else { return };
+    stage.add_source(
+        "slow",
+        "tables = [\"public.events\"]\nstream = \"$stream\"\ntopic = \"all\"\n\
+         retry_interval = \"1s\"\nmax_retry_interval = \"1m\"\n",
+    );
+    let mut daemon = stage.all_streaming(2);
+    for round in 0..6 {
+        stage.pg.sql(&format!("insert into events values ({round}, 'a', '')"));
+        let begun = Instant::now();
+        eventually(limit(), "the row", || {
+            daemon.assert_running();
+            when(stage.got_of("slow", "all").len() > round)
+        });
+        // The wait doubles from 1 s on for what was never used.
+        assert!(begun.elapsed() < Duration::from_secs(4), "{round}: {:?}", begun.elapsed());
+        control.disconnect_all();
+    }
+    daemon.stop();
+}

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidegate::batch::TopicName;
 
 use super::stage::{Got, Stage, limit};
 use super::support::{Daemon, eventually};
@@ -122,6 +123,46 @@ fn what_json_has_no_number_for_is_told_apart_and_spoils_nothing_h21() {
     assert_eq!(rows, wanted);
     assert!(got.iter().all(|got| got.payload.is_object()), "each is JSON");
     trio.end();
+}
+
+#[test]
+fn binary_values_change_neither_where_a_row_goes_nor_its_partition() {
+    let keyed = |stream: &str, key: &str, more: &str| {
+        format!(
+            "tables = [\"public.events\"]\n{more}[sources.{key}.routing]\n\
+             topic_column = \"kind\"\npartition_key_column = \"owner\"\n\
+             default_topic = \"unknown\"\ndefault_stream = \"{stream}\"\n\
+             [sources.{key}.routing.topic_defaults]\npartitions_count = 4\n"
+        )
+    };
+    let mut stage = Stage::new(
+        "create table events (id int primary key, kind text, owner uuid)",
+        &keyed("$stream", "shop", ""),
+    );
+    stage.add_source("binary", &keyed("$stream", "binary", "binary = true\n"));
+    let daemon = stage.all_streaming(2);
+    stage.pg.sql(
+        "insert into events select n, case n % 2 when 0 then 'login' else 'logout' end, \
+         md5((n % 7)::text)::uuid from generate_series(1, 40) n",
+    );
+    let ids = |stream: &str, topic: &str| -> Vec<Vec<i64>> {
+        let topic = TopicName::new(stream, topic);
+        stage.got_in(&topic).iter().map(|partition| row_ids(partition)).collect()
+    };
+    for topic in ["login", "logout"] {
+        let both = [stage.stream.clone(), stage.stream_of("binary")];
+        let [text, binary] = both.map(|stream| {
+            eventually(limit(), &format!("rows of {topic}"), || {
+                let ids = ids(&stream, topic);
+                (ids.concat().len() >= 20).then_some(ids)
+            })
+        });
+        assert!(text.iter().filter(|ids| !ids.is_empty()).count() > 1, "{text:?}");
+        assert_eq!(binary, text, "{topic}");
+    }
+    let told = |line: &String| line.contains("binary = true next to routing.topic_column");
+    assert!(daemon.lines().iter().any(told), "{}", daemon.lines().join("\n"));
+    daemon.stop();
 }
 
 #[test]

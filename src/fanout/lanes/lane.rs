@@ -27,6 +27,14 @@ pub(super) struct Waiting {
     pub(super) target: Target,
 }
 
+impl Waiting {
+    /// It was chosen among more partitions than these.
+    pub(super) fn is_beyond(&self, count: u32) -> bool {
+        let is_beyond = |partition: u32| partition >= count && partition != NOWHERE;
+        matches!(self.target, Target::Partition(partition) if is_beyond(partition))
+    }
+}
+
 /// What is on its way, or was and goes again.
 #[derive(Debug)]
 pub(super) struct Sealed {
@@ -93,6 +101,21 @@ impl Lane {
         }
         let item = self.queue.front()?;
         matches!(item.content, Content::Batch(_)).then_some(item.order)
+    }
+
+    /// Something of it is on its way or can be sent.
+    pub(super) fn moves(&self) -> bool {
+        self.outstanding || self.next_order().is_some()
+    }
+
+    /// The same where the topic has so many partitions and keys are hashed.
+    pub(super) fn moves_among(&self, count: u32) -> bool {
+        self.outstanding || self.next_order().is_some() && self.target(count, false).is_some()
+    }
+
+    /// Nothing is in it.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.outstanding && self.sealed.is_none() && self.queue.is_empty()
     }
 
     /// What waits first, if nothing is sealed.

@@ -10,6 +10,9 @@
 //! * At most `concurrent` sends are outstanding, oldest head first, so that none starves;
 //!   destinations that failed lately get at most half of the places.
 //! * What waits in a lane goes out together, up to the size of a batch.
+//! * When a topic has another number of partitions than before, what was placed by the old number
+//!   goes out before anything is placed by the new one; partitions that are gone share one that is
+//!   there, which still has one send outstanding.
 //! * A batch is complete when nothing of it is left anywhere; [`Lanes::complete`] is the number
 //!   below which all are.
 
@@ -20,6 +23,7 @@ mod tests;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -123,6 +127,10 @@ pub struct Lanes {
     by_place: HashMap<(DestId, u32), u32>,
     by_dest: HashMap<DestId, Vec<u32>>,
     waiting: HashMap<DestId, VecDeque<Waiting>>,
+    /// Partitions by which rows of each destination were placed.
+    counts: HashMap<DestId, u32>,
+    /// Destinations with something in their lanes that was placed by another number of them.
+    changed: BTreeSet<DestId>,
     ready: BTreeSet<(u64, u32)>,
     timers: BTreeSet<(Millis, u32)>,
     /// Groups left of each batch that is not complete.
@@ -146,6 +154,8 @@ impl Lanes {
             by_place: HashMap::new(),
             by_dest: HashMap::new(),
             waiting: HashMap::new(),
+            counts: HashMap::new(),
+            changed: BTreeSet::new(),
             ready: BTreeSet::new(),
             timers: BTreeSet::new(),
             left: BTreeMap::new(),
@@ -176,15 +186,12 @@ impl Lanes {
 
     /// The topic of a destination was looked at: what waited for that goes to its lanes.
     pub fn resolved(&mut self, now: Millis, table: &Destinations, dest: DestId) {
-        let Some(count) = table.at(dest).partitions() else { return };
-        for waiting in self.waiting.remove(&dest).unwrap_or_default() {
-            self.place(now, table, dest, count, waiting);
-        }
         self.refresh(now, table, dest);
     }
 
     /// Something about a destination changed: its breaker, its topic.
     pub fn refresh(&mut self, now: Millis, table: &Destinations, dest: DestId) {
+        self.admit_waiting(now, table, dest);
         for lane in self.by_dest.get(&dest).cloned().unwrap_or_default() {
             self.arm(now, table, lane);
         }
@@ -286,6 +293,16 @@ impl Lanes {
         self.left.first_key_value().map_or(self.next_batch, |(batch, _)| *batch)
     }
 
+    /// Batches taken so far: the number of the next one.
+    pub fn batches(&self) -> u64 {
+        self.next_batch
+    }
+
+    /// Whether one of these batches is not complete.
+    pub fn holds(&self, batches: Range<u64>) -> bool {
+        self.left.range(batches).next().is_some()
+    }
+
     /// Batches with a send outstanding.
     pub fn in_flight(&self) -> usize {
         let sent = self.lanes.iter().filter(|lane| lane.outstanding);
@@ -326,12 +343,7 @@ impl Lanes {
     /// Whether something of this destination waits to be sent or is on its way.
     pub fn waits_for(&self, dest: DestId) -> bool {
         self.waiting.get(&dest).is_some_and(|waiting| !waiting.is_empty())
-            || self.by_dest.get(&dest).is_some_and(|lanes| {
-                lanes.iter().any(|lane| {
-                    let lane = &self.lanes[*lane as usize];
-                    lane.outstanding || lane.next_order().is_some()
-                })
-            })
+            || self.lanes_of(dest).any(Lane::moves)
     }
 
     /// Whether something of this destination can be sent or is on its way, a partition that is
@@ -415,6 +427,9 @@ impl Lanes {
         for lane in 0..u32::try_from(self.lanes.len()).unwrap_or(u32::MAX) {
             self.arm(now, table, lane);
         }
+        for dest in self.changed.clone() {
+            self.refresh(now, table, dest);
+        }
     }
 
     /// Gives a topic that was made anew a fresh start: its offsets begin again.
@@ -439,8 +454,11 @@ impl Lanes {
         let suspect = lane.suspect;
         self.outstanding += 1;
         self.suspects += usize::from(suspect);
-        if table.at(dest).breaker.permit(now) == Permit::Probe {
+        let probes = table.at(dest).breaker.permit(now) == Permit::Probe;
+        if probes {
             table.at_mut(dest).breaker.probe();
+        }
+        if probes || self.changed.contains(&dest) {
             self.refresh(now, table, dest);
         } else {
             self.arm(now, table, index);
@@ -469,15 +487,18 @@ impl Lanes {
         let record = table.at(lane.dest);
         let Some(order) = lane.next_order().filter(|_| !lane.outstanding) else { return };
         let Some(count) = record.partitions().filter(|_| record.is_live()) else { return };
-        if lane.target(count, self.settings.by_id).is_none() {
+        let not_before = lane.not_before;
+        let has_target = lane.target(count, self.settings.by_id).is_some();
+        if !has_target || self.is_behind_another(index, count) {
             return;
         }
         let at = match record.breaker.permit(now) {
-            Permit::Yes => lane.not_before,
+            Permit::Yes => not_before,
             Permit::Probe => now,
             Permit::At(until) => until,
             Permit::Wait => return,
         };
+        let Some(lane) = self.lanes.get_mut(index as usize) else { return };
         if at <= now {
             lane.ready = Some(order);
             self.ready.insert((order, index));

@@ -51,12 +51,71 @@ impl Lanes {
         dest: DestId,
         waiting: Waiting,
     ) {
+        self.waiting.entry(dest).or_default().push_back(waiting);
+        self.admit_waiting(now, table, dest);
+    }
+
+    /// What waits goes to its lanes, as far as the topic is known and what was placed by another
+    /// number of partitions has gone out.
+    pub(super) fn admit_waiting(&mut self, now: Millis, table: &Destinations, dest: DestId) {
         let record = table.at(dest);
-        let is_free = self.waiting.get(&dest).is_none_or(|queue| queue.is_empty());
-        match record.partitions().filter(|_| record.is_live() && is_free) {
-            Some(count) => self.place(now, table, dest, count, waiting),
-            None => self.waiting.entry(dest).or_default().push_back(waiting),
+        let Some(count) = record.partitions().filter(|_| record.is_live()) else { return };
+        let before = self.counts.insert(dest, count);
+        if before.is_some_and(|before| before != count) && !self.settings.by_id {
+            self.recount(now, table, dest, count);
         }
+        loop {
+            if self.changed.contains(&dest) {
+                if self.lanes_of(dest).any(|lane| lane.moves_among(count)) {
+                    return;
+                }
+                if self.lanes_of(dest).all(Lane::is_empty) {
+                    self.changed.remove(&dest);
+                }
+            }
+            let Some(queue) = self.waiting.get_mut(&dest) else { return };
+            let Some(waiting) = queue.pop_front() else { return };
+            if !self.settings.by_id && waiting.is_beyond(count) {
+                self.changed.insert(dest);
+            }
+            self.place(now, table, dest, count, waiting);
+        }
+    }
+
+    /// The topic has `count` partitions now and had others before: what is in the lanes, and what
+    /// was chosen by the old number and waits, goes first.
+    pub(super) fn recount(&mut self, now: Millis, table: &Destinations, dest: DestId, count: u32) {
+        let chosen = |waiting: &mut Waiting| matches!(waiting.target, Target::Partition(_));
+        while let Some(waiting) =
+            self.waiting.get_mut(&dest).and_then(|queue| queue.pop_front_if(chosen))
+        {
+            self.place(now, table, dest, count, waiting);
+        }
+        if !self.lanes_of(dest).all(Lane::is_empty) {
+            self.changed.insert(dest);
+        }
+    }
+
+    pub(super) fn lanes_of(&self, dest: DestId) -> impl Iterator<Item = &Lane> {
+        let lanes = self.by_dest.get(&dest).into_iter().flatten();
+        lanes.filter_map(|lane| self.lanes.get(*lane as usize))
+    }
+
+    /// Meanwhile no two lanes send to one partition: among `count` of them this lane shares its own with another lane that goes first: one
+    /// that is on its way, or one of a partition that is gone.
+    pub(super) fn is_behind_another(&self, index: u32, count: u32) -> bool {
+        let Some(lane) = self.lanes.get(index as usize) else { return false };
+        if !self.changed.contains(&lane.dest) {
+            return false;
+        }
+        let by_id = self.settings.by_id;
+        let target = lane.target(count, by_id);
+        self.lanes_of(lane.dest).any(|other| {
+            let goes_first = lane.partition < count && other.moves_among(count);
+            other.partition != lane.partition
+                && other.target(count, by_id) == target
+                && (other.outstanding || goes_first)
+        })
     }
 
     /// To the lanes of a topic of so many partitions.

@@ -387,6 +387,94 @@ fn hashed_keys_of_a_partition_that_is_gone_go_on() {
     assert_eq!((send.partition, ids(&send.relay)), (1, vec![1]));
 }
 
+/// Answers everything until nothing is left: the log of each partition.
+fn run_out(world: &mut World) -> BTreeMap<u32, Vec<u128>> {
+    let mut logs: BTreeMap<u32, Vec<u128>> = BTreeMap::new();
+    let mut outstanding: Vec<Send> = Vec::new();
+    while !world.lanes.is_empty() {
+        while let Some(send) = world.next() {
+            assert!(outstanding.iter().all(|other| other.partition != send.partition), "I2");
+            outstanding.push(send);
+        }
+        if outstanding.is_empty() {
+            world.now = world.lanes.wake_at().expect("something is due").max(world.now);
+            continue;
+        }
+        let send = outstanding.remove(0);
+        let log = logs.entry(send.partition).or_default();
+        let offset = log.len() as u64;
+        log.extend(ids(&send.relay));
+        world.ack(send.lane, offset);
+    }
+    logs
+}
+
+/// Its keys were hashed among 4 partitions and are hashed among others now: one key's rows were in
+/// lane 3 and come in lane 1 (among 2) or 0 (among 3) from then on.
+#[test]
+fn what_was_placed_by_another_number_of_partitions_goes_first_one_at_a_time() {
+    for (count, gone_to, now_to) in [(2, 1, 1), (3, 0, 0), (6, 3, 5)] {
+        let mut world = World::new(settings());
+        world.submit(&[(A, 3, &[1]), (A, 1, &[2]), (A, 0, &[3])]);
+        world.submit(&[(A, 3, &[4]), (B, 0, &[5])]);
+        let sends = [world.sent(), world.sent(), world.sent()];
+        world.table.at_mut(A).facts = None;
+        for (lane, _) in sends {
+            world.fail(lane, Failure::Refused(2010));
+        }
+        // Written before that was known, and while nothing was.
+        world.submit(&[(A, 3, &[6])]);
+        let later = batch_group(A, Target::Later(vec![Wish::Hash(count * 4 + now_to)]), &[7]);
+        world.lanes.submit(world.now, &world.table, vec![later]);
+        world.table.at_mut(A).facts = facts(count);
+        world.lanes.resolved(world.now, &world.table, A);
+        world.submit(&[(A, now_to, &[8])]);
+        assert_eq!(world.sent().1, [5], "others are not concerned");
+        world.ack(LaneId(3), 0);
+        let logs = run_out(&mut world);
+        let rows = |partition: u32, among: [u128; 5]| -> Vec<u128> {
+            let log = logs.get(&partition).into_iter().flatten().copied();
+            log.filter(|id| among.contains(id)).collect()
+        };
+        if gone_to == now_to {
+            assert_eq!(rows(now_to, [1, 4, 6, 7, 8]), [1, 4, 6, 7, 8], "among {count}: {logs:?}");
+        } else {
+            assert_eq!(rows(gone_to, [1, 4, 6, 7, 8]), [1, 4, 6], "{logs:?}");
+            assert_eq!(rows(now_to, [1, 4, 6, 7, 8]), [7, 8], "{logs:?}");
+        }
+        assert_eq!(logs.values().map(Vec::len).sum::<usize>(), 7);
+        assert_eq!((world.lanes.bytes(), world.lanes.outstanding()), (0, 0));
+        world.submit(&[(A, 0, &[9]), (A, 1, &[10])]);
+        assert_eq!((world.sent().1, world.sent().1), (vec![9], vec![10]), "all is as usual");
+    }
+}
+
+/// A batch was open across the change: what it has for a partition that is gone stands first.
+#[test]
+fn a_group_for_a_partition_that_is_gone_is_waited_for() {
+    let mut world = World::new(settings());
+    world.table.at_mut(A).facts = facts(2);
+    world.submit(&[(A, 3, &[1]), (A, 1, &[2]), (A, 0, &[3])]);
+    let (lane, first) = world.sent();
+    assert_eq!(first, [1]);
+    assert!(world.next().is_none());
+    world.ack(lane, 0);
+    assert_eq!((world.sent().1, world.sent().1), (vec![2], vec![3]));
+}
+
+/// A value that is no number has no partition, and holds up no other.
+#[test]
+fn what_goes_nowhere_keeps_nothing_waiting() {
+    let mut world = World::new(settings());
+    world.submit(&[(A, NOWHERE, &[1]), (A, 0, &[2])]);
+    let (lane, sent) = world.sent();
+    assert_eq!(sent, [2]);
+    world.ack(lane, 0);
+    world.table.at_mut(A).facts = facts(2);
+    world.submit(&[(A, 1, &[3])]);
+    assert_eq!(world.sent().1, [3]);
+}
+
 /// One step of the random run.
 #[derive(Clone, Debug)]
 enum Step {

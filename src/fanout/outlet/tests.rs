@@ -428,6 +428,28 @@ fn balanced_rows_take_turns_batch_by_batch() {
     assert_eq!(lengths, [4, 4, 4]);
 }
 
+/// Rows are added to an open batch while its topic is not known, known, not found, found again.
+#[test]
+fn rows_of_one_key_keep_their_order_while_a_topic_is_looked_up_under_an_open_batch() {
+    let mut world = World::new(&routed("partition_key_column = \"user\""));
+    let key = [Some("a"), Some("s"), Some("7")];
+    world.write(1, &key);
+    world.outlet.close(world.now);
+    world.write(2, &key);
+    world.run();
+    world.write(3, &key);
+    world.outlet.close(world.now);
+    let ask = world.outlet.next(world.now).expect("a send");
+    assert!(matches!(world.write(4, &key), Routed::Destination(_, KeyChoice::Partition(_))));
+    world.outlet.answer(world.now, ask.token, Err(Failure::Refused(2010)), &mut world.rng);
+    assert!(matches!(world.write(5, &key), Routed::Destination(_, KeyChoice::Later(_))));
+    world.run();
+    assert!(matches!(world.write(6, &key), Routed::Destination(_, KeyChoice::Partition(_))));
+    world.outlet.close(world.now);
+    world.later(2);
+    assert_eq!(world.ids("s/a"), [1, 2, 3, 4, 5, 6]);
+}
+
 #[test]
 fn a_drain_waits_for_what_is_on_its_way() {
     let mut world = World::new(&routed(""));

@@ -130,6 +130,7 @@ impl Outlet {
                 return;
             }
         }
+        self.groups.split(dest);
         let record = self.table.at_mut(dest);
         record.facts = Some(facts);
         record.is_volatile = false;

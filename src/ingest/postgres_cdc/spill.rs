@@ -34,8 +34,8 @@ const MAGIC: [u8; 4] = *b"TGSP";
 pub enum SpillError {
     /// Too many at once.
     #[error(
-        "{MAX_OPEN} large transactions are open at once, no more can be kept; set streaming = \
-         false, the server then keeps them"
+        "{MAX_OPEN} large transactions are open at once, no more can be kept; set \
+         streaming = \"off\", the server then keeps them"
     )]
     TooManyOpen,
     /// Too many aborted pieces.
@@ -195,6 +195,7 @@ impl Spool {
             open.chunks += 1;
         }
         open.tail.drain(..bytes);
+        shrink(&mut open.tail);
         self.in_memory -= bytes;
         Some(Spill::Append { xid, offset, bytes: file })
     }
@@ -234,6 +235,16 @@ impl Replay {
     /// Whether it has a file.
     pub fn has_file(&self) -> bool {
         self.chunks > 0
+    }
+
+    /// Bytes that its buffers take.
+    pub fn in_memory(&self) -> usize {
+        self.tail.capacity() + self.window.capacity()
+    }
+
+    /// Bytes that are read and not taken.
+    pub fn left(&self) -> usize {
+        self.window.len().saturating_sub(self.at)
     }
 
     /// Everything was read: the file can go.
@@ -318,11 +329,19 @@ impl Replay {
     fn extend(&mut self, more: &[u8]) {
         self.window.drain(..self.at.min(self.window.len()));
         self.at = 0;
+        shrink(&mut self.window);
         self.window.extend_from_slice(more);
     }
 
     fn damaged(&self, what: &'static str, seen: u64, expected: u64) -> SpillError {
         SpillError::Damaged { xid: self.xid, chunk: self.next, what, seen, expected }
+    }
+}
+
+/// A buffer that one large message made large gets small again when that is gone.
+fn shrink(buffer: &mut Vec<u8>) {
+    if buffer.capacity() > 4 * CHUNK && buffer.len() < buffer.capacity() / 4 {
+        buffer.shrink_to(2 * CHUNK);
     }
 }
 
@@ -423,6 +442,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_comes_back_is_counted_and_a_large_message_leaves_no_large_buffer() {
+        let (mut spool, mut disk) = (Spool::new(0), Disk::default());
+        disk.perform(spool.append(1, &message(1, 20 * BODY)).unwrap());
+        for n in 2..40 {
+            disk.perform(spool.append(1, &message(n, BODY / 2)).unwrap());
+        }
+        assert!(spool.open[&1].tail.capacity() <= 4 * CHUNK);
+        let mut replay = spool.take(1);
+        let (mut most, mut messages) = (0, 0);
+        loop {
+            assert!(replay.in_memory() >= replay.left());
+            most = most.max(replay.in_memory());
+            match replay.step().unwrap() {
+                ReplayStep::Message(_) => messages += 1,
+                ReplayStep::Read(read) => replay.chunk(disk.read(&read)).unwrap(),
+                ReplayStep::End => break,
+            }
+        }
+        assert_eq!(messages, 39);
+        assert!((20 * BODY..50 * BODY).contains(&most), "{most}");
+        assert!(replay.in_memory() <= 4 * CHUNK, "{}", replay.in_memory());
     }
 
     fn message(n: usize, length: usize) -> Vec<u8> {

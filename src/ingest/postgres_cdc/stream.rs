@@ -164,6 +164,17 @@ impl Stream {
         (self.spool.in_memory(), self.spool.len())
     }
 
+    /// Bytes in memory of open transactions and of the one that comes back.
+    pub fn in_memory(&self) -> usize {
+        self.spool.in_memory() + self.replay.as_ref().map_or(0, Replay::in_memory)
+    }
+
+    /// Bytes of a transaction that comes back which are there and not yet taken: of a message whose
+    /// rest is missing, where more is asked for.
+    pub fn half_replayed(&self) -> usize {
+        self.replay.as_ref().map_or(0, Replay::left)
+    }
+
     /// One CopyData message of the server. Then [`Stream::more`] while [`Stream::has_more`].
     #[inline]
     pub fn message<'a>(&mut self, body: &'a [u8]) -> Result<Item<'_, 'a>, StreamError> {

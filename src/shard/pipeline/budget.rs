@@ -38,8 +38,8 @@ pub struct Holding {
     reserved: u64,
     chunks: VecDeque<(u64, u64)>,
     chunk_bytes: u64,
-    /// Holds the daemon-wide slot; what it polls is in there.
-    slot: bool,
+    /// Holds the daemon-wide slot: so much of what it holds is in there.
+    slot: Option<u64>,
     counted: Counted,
 }
 
@@ -80,7 +80,7 @@ impl Budget {
 
     /// Bytes a feed could reserve now. `moving`: its destination acked lately or owes nothing.
     pub fn available(&self, holding: &Holding, moving: bool) -> u64 {
-        let share = FEED_SHARE.saturating_sub(holding.total());
+        let share = FEED_SHARE.saturating_sub(holding.drawn());
         let pool = budget::pool(self.limit, self.feeds);
         let left = pool.unwrap_or(0).saturating_sub(self.pooled);
         let wish = if moving { share + left } else { share };
@@ -123,14 +123,18 @@ impl Budget {
     }
 
     /// This much is kept now, and a request under way can still bring `asked`. What was made of a
-    /// large row may pass the limit: then nothing fits until it is gone.
-    pub fn keep(&mut self, holding: &mut Holding, asked: u64, bytes: u64) {
+    /// large row may pass the limit: then nothing fits until it is gone. `large`: so many of the
+    /// bytes belong to the message that the daemon-wide slot is for; the others are drawn as ever.
+    pub fn keep(&mut self, holding: &mut Holding, asked: u64, bytes: u64, large: u64) {
+        let large = if holding.slot.is_some() { large.min(bytes).min(LARGE_SLOT) } else { 0 };
+        holding.slot = holding.slot.map(|_| large);
         holding.chunks.clear();
         holding.reserved = asked.min(holding.reserved);
         let others = self.polled.saturating_sub(holding.counted.polled);
         let room = self.poll_limit().saturating_sub(others + holding.reserved);
         let is_split = budget::pool(self.limit, self.feeds).is_some();
-        holding.chunk_bytes = if is_split { bytes.min(room) } else { bytes };
+        let plain = bytes - large;
+        holding.chunk_bytes = large + if is_split { plain.min(room) } else { plain };
         self.settle(holding);
     }
 
@@ -142,9 +146,10 @@ impl Budget {
         self.settle(holding);
     }
 
-    /// The daemon-wide slot is this feed's, or no longer. It holds nothing else meanwhile.
-    pub fn hold_slot(&mut self, holding: &mut Holding, is_held: bool) {
-        holding.slot = is_held;
+    /// The daemon-wide slot is this feed's, or no longer (`None`): at most so many of the bytes
+    /// that it holds are in there, `u64::MAX` all.
+    pub fn hold_slot(&mut self, holding: &mut Holding, part: Option<u64>) {
+        holding.slot = part;
         self.settle(holding);
     }
 
@@ -187,11 +192,14 @@ impl Holding {
     }
 
     fn count(&self) -> Counted {
-        if self.slot {
-            return Counted { slot: LARGE_SLOT, ..Counted::default() };
-        }
-        let polled = self.total();
-        Counted { polled, pooled: polled.saturating_sub(FEED_SHARE), slot: 0 }
+        let polled = self.drawn();
+        let slot = if self.slot.is_some() { LARGE_SLOT } else { 0 };
+        Counted { polled, pooled: polled.saturating_sub(FEED_SHARE), slot }
+    }
+
+    /// What is not in the daemon-wide slot.
+    fn drawn(&self) -> u64 {
+        self.total().saturating_sub(self.slot.unwrap_or(0))
     }
 }
 
@@ -210,15 +218,15 @@ mod tests {
         let mut holding = Holding::default();
         for _ in 0..1_000 {
             assert!(budget.reserve(&mut holding, FEED_SHARE, true));
-            budget.keep(&mut holding, FEED_SHARE, 10);
+            budget.keep(&mut holding, FEED_SHARE, 10, 0);
             assert_eq!(budget.held(), FEED_SHARE + 10, "the read is under way");
-            budget.keep(&mut holding, 0, MIB);
+            budget.keep(&mut holding, 0, MIB, 0);
             assert_eq!(budget.held(), MIB, "it brought what became a MiB");
-            budget.keep(&mut holding, 0, 0);
+            budget.keep(&mut holding, 0, 0, 0);
         }
-        budget.keep(&mut holding, 0, 20 * MIB);
+        budget.keep(&mut holding, 0, 20 * MIB, 0);
         assert_eq!(budget.available(&holding, true), 0);
-        budget.keep(&mut holding, 0, MIB);
+        budget.keep(&mut holding, 0, MIB, 0);
         assert_eq!(budget.available(&holding, true), 7 * MIB);
     }
 
@@ -312,20 +320,50 @@ mod tests {
         budget.add_feed();
         let (mut large, other) = (Holding::default(), Holding::default());
         let all = budget.available(&other, true);
-        budget.hold_slot(&mut large, true);
+        budget.hold_slot(&mut large, Some(u64::MAX));
         assert_eq!(budget.held(), LARGE_SLOT);
         budget.arrived(&mut large, 60 * MIB, 5);
         assert_eq!((budget.held(), budget.available(&other, true)), (LARGE_SLOT, all));
         budget.acked(&mut large, 5);
-        budget.hold_slot(&mut large, false);
+        budget.hold_slot(&mut large, None);
         assert_eq!((budget.held(), large.total()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_read_beside_the_message_in_the_slot_is_drawn_as_ever() {
+        let mut budget = Budget::new(16 * MIB);
+        budget.add_feed();
+        budget.add_feed();
+        let mut holding = Holding::default();
+        budget.hold_slot(&mut holding, Some(0));
+        budget.keep(&mut holding, 0, 20 * MIB, 20 * MIB);
+        assert_eq!((budget.held(), holding.total()), (LARGE_SLOT, 20 * MIB));
+        let mut plain = 0;
+        while budget.reserve(&mut holding, FEED_SHARE, false) {
+            plain += FEED_SHARE;
+            budget.keep(&mut holding, 0, 20 * MIB + plain, 20 * MIB);
+        }
+        assert_eq!(plain, FEED_SHARE, "a share, as without the slot");
+        while budget.reserve(&mut holding, FEED_SHARE, true) {
+            plain += FEED_SHARE;
+            budget.keep(&mut holding, 0, 20 * MIB + plain, 20 * MIB);
+        }
+        assert_eq!(plain, budget.ceiling());
+        assert!(budget.held() <= budget.limit() + LARGE_SLOT);
+        // The message is acked, the rest is not: the slot can go.
+        budget.keep(&mut holding, 0, plain, 0);
+        budget.hold_slot(&mut holding, None);
+        assert_eq!(budget.held(), plain);
+        let mut other = Holding::default();
+        budget.hold_slot(&mut other, Some(0));
+        assert_eq!(budget.held(), plain + LARGE_SLOT);
     }
 
     #[test]
     #[should_panic(expected = "G6: the slot holds")]
     fn two_holders_of_the_slot_are_a_bug() {
         let mut budget = Budget::new(16 * MIB);
-        budget.hold_slot(&mut Holding::default(), true);
-        budget.hold_slot(&mut Holding::default(), true);
+        budget.hold_slot(&mut Holding::default(), Some(0));
+        budget.hold_slot(&mut Holding::default(), Some(0));
     }
 }

@@ -142,7 +142,7 @@ impl Feed {
         if !is_wanted || !is_empty {
             return self.release_slot(ctx);
         }
-        ctx.budget.hold_slot(&mut self.holding, true);
+        ctx.budget.hold_slot(&mut self.holding, Some(u64::MAX));
         if matches!(self.stage, Stage::WaitingSlot) {
             self.stage = Stage::Waiting;
         }
@@ -153,7 +153,7 @@ impl Feed {
         match self.large {
             LargeSlot::Held => {
                 let feed = self.spec.id;
-                ctx.budget.hold_slot(&mut self.holding, false);
+                ctx.budget.hold_slot(&mut self.holding, None);
                 ctx.out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
                 self.large = LargeSlot::None;
             }

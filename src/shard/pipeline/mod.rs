@@ -332,6 +332,9 @@ impl Pipeline {
         let Some((conn, waiter)) = self.conns.answered(ticket) else { return };
         match waiter.purpose {
             Purpose::Capture(token) => {
+                if result.is_ok() {
+                    self.conns.proven(conn);
+                }
                 return self.with_capture(now, waiter.feed, out, |capture, ctx| {
                     capture.replied(ctx, conn, token, result);
                 });

@@ -25,8 +25,8 @@ pub(super) struct GivenUp {
 
 /// A transaction whose rows are passed over until its end.
 pub(super) struct Passing {
-    order: u64,
-    final_lsn: Lsn,
+    pub order: u64,
+    pub final_lsn: Lsn,
 }
 
 impl Capture {

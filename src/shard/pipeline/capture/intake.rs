@@ -38,6 +38,8 @@ pub(super) struct Intake {
     chunk: Option<Bytes>,
     /// Operations on spill files that have not ended.
     spilling: u32,
+    /// Bytes that they write.
+    spill_bytes: u64,
     /// A piece of a spill file that is read when there is room.
     deferred: Option<Spill>,
     /// Size of the batch under construction when room was last looked for.
@@ -46,6 +48,7 @@ pub(super) struct Intake {
     /// Size of a message that is larger than a read.
     large: Option<u32>,
     slot: Slot,
+    in_slot: InSlot,
     /// A type without a binary form came by: values are asked for as text from then on.
     pub no_binary: bool,
 }
@@ -59,6 +62,18 @@ enum Slot {
     Held,
 }
 
+/// Where the message is that the slot is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum InSlot {
+    /// Not read yet, or acked.
+    #[default]
+    Nothing,
+    /// First in the chunk.
+    Chunk,
+    /// In the batches from the first number up to, not including, the other. Bytes.
+    Batches(u64, u64, u64),
+}
+
 impl Intake {
     /// The session ended: nothing more comes of what was asked.
     pub fn reset(&mut self) {
@@ -66,12 +81,17 @@ impl Intake {
         self.chunk = None;
         self.deferred = None;
         self.large = None;
+        if self.in_slot == InSlot::Chunk {
+            self.in_slot = InSlot::Nothing;
+        }
     }
 
     /// A chunk is there.
     pub fn arrived(&mut self, chunk: Bytes) {
         self.reading = false;
-        self.large = None;
+        if self.large.take().is_some() && self.slot == Slot::Held {
+            self.in_slot = InSlot::Chunk;
+        }
         self.chunk = Some(chunk);
     }
 
@@ -87,8 +107,8 @@ impl Intake {
     }
 
     fn bytes(&self) -> u64 {
-        let spooled = self.stream.as_ref().map_or(0, |stream| stream.spooled().0);
-        (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64
+        let spooled = self.stream.as_ref().map_or(0, Stream::in_memory);
+        (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64 + self.spill_bytes
     }
 }
 
@@ -99,7 +119,7 @@ impl Capture {
             return;
         }
         if let Some(op) = self.intake.deferred.take() {
-            if !self.has_room(ctx) {
+            if self.must_wait_to_replay(ctx) {
                 self.intake.deferred = Some(op);
                 return;
             }
@@ -109,8 +129,24 @@ impl Capture {
             self.read_more(ctx);
         }
         let Some(chunk) = self.next_chunk(ctx) else { return };
+        if self.intake.in_slot != InSlot::Chunk {
+            return self.work_off(ctx, &chunk);
+        }
+        // The large message in batches of its own: the slot is free when they are acked.
+        self.submit(ctx);
+        let (first, before) = (self.sink.outlet.batches(), self.sink.outlet.bytes());
+        self.work_off(ctx, &chunk);
+        self.submit(ctx);
+        if self.intake.in_slot == InSlot::Chunk {
+            let bytes = self.sink.outlet.bytes().saturating_sub(before) as u64;
+            self.intake.in_slot = InSlot::Batches(first, self.sink.outlet.batches(), bytes);
+        }
+    }
+
+    /// The messages of a chunk; what there is no room for goes on waiting.
+    fn work_off(&mut self, ctx: &mut Ctx<'_>, chunk: &Bytes) {
         let mut at = 0;
-        for (tag, body) in Messages::new(&chunk) {
+        for (tag, body) in Messages::new(chunk) {
             // Tag and length come before the body.
             at += body.len() + 5;
             if tag == COPY_DATA
@@ -137,8 +173,9 @@ impl Capture {
         if !has_messages && !self.progress.is_behind(self.sink.last) {
             return;
         }
-        let is_busy = self.sink.outlet.in_flight() > 0;
-        match self.intake.linger.until(ctx.now.mono, Open { has_messages, is_busy }) {
+        let most = self.spec.plan.max_in_flight_batches as usize;
+        let open = Open::new(has_messages, self.sink.outlet.in_flight(), most);
+        match self.intake.linger.until(ctx.now.mono, open) {
             Some(until) => self.wake(Some(until)),
             None => self.submit(ctx),
         }
@@ -173,6 +210,13 @@ impl Capture {
         !self.sink.outlet.is_empty() && !self.has_room(ctx)
     }
 
+    /// The same for a piece of a spill file. A message that is half there goes on: nothing else
+    /// makes room for its rest.
+    fn must_wait_to_replay(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let half = self.intake.stream.as_ref().map_or(0, Stream::half_replayed);
+        half < READ_BYTES as usize && self.must_wait(ctx)
+    }
+
     fn has_more(&self) -> bool {
         self.intake.stream.as_ref().is_some_and(Stream::has_more)
     }
@@ -190,7 +234,7 @@ impl Capture {
                 Err(error) => Err(Trouble::Stream(error)),
             };
             match taken {
-                Ok(After::Spill(op)) if matches!(op, Spill::Read { .. }) && !self.has_room(ctx) => {
+                Ok(After::Spill(op @ Spill::Read { .. })) if self.must_wait_to_replay(ctx) => {
                     self.intake.deferred = Some(op);
                 }
                 Ok(after) => self.after(ctx, after),
@@ -236,12 +280,18 @@ impl Capture {
 
     pub(super) fn spill(&mut self, ctx: &mut Ctx<'_>, op: Spill) {
         self.intake.spilling += 1;
+        if let Spill::Append { bytes, .. } = &op {
+            self.intake.spill_bytes += bytes.len() as u64;
+        }
         ctx.out.push(Command::Spill { feed: self.spec.id, op });
     }
 
     /// The end of an operation on a spill file, with what was read.
     pub fn spilled(&mut self, ctx: &mut Ctx<'_>, result: Result<Vec<u8>, String>) {
         self.intake.spilling = self.intake.spilling.saturating_sub(1);
+        if self.intake.spilling == 0 {
+            self.intake.spill_bytes = 0;
+        }
         match (result, &mut self.intake.stream) {
             (Ok(bytes), Some(stream)) if !bytes.is_empty() => {
                 if let Err(error) = stream.spilled(&bytes) {
@@ -321,10 +371,28 @@ impl Capture {
     pub(super) fn account(&mut self, ctx: &mut Ctx<'_>) {
         let waiting = self.sink.outlet.bytes() as u64;
         let asked = if self.intake.reading { self.intake.granted } else { 0 };
-        ctx.budget.keep(&mut self.holding, asked, waiting + self.intake.bytes());
-        let done = self.sink.outlet.is_empty() && !self.intake.reading;
-        if self.intake.slot == Slot::Held && done && self.intake.large.is_none() {
+        let was_in = self.intake.in_slot;
+        let large = self.in_slot();
+        ctx.budget.keep(&mut self.holding, asked, waiting + self.intake.bytes(), large);
+        // Another large message asks anew: others may have waited longer.
+        let is_free = self.intake.in_slot == InSlot::Nothing;
+        if is_free && (was_in != InSlot::Nothing || self.intake.large.is_none()) {
             self.release_slot(ctx);
+        }
+    }
+
+    /// Bytes held of the message that the slot is for.
+    fn in_slot(&mut self) -> u64 {
+        match self.intake.in_slot {
+            InSlot::Nothing => 0,
+            InSlot::Chunk => self.intake.chunk.as_ref().map_or(0, Bytes::len) as u64,
+            InSlot::Batches(first, until, bytes) => {
+                if self.sink.outlet.holds(first..until) || self.intake.spilling > 0 {
+                    return bytes;
+                }
+                self.intake.in_slot = InSlot::Nothing;
+                0
+            }
         }
     }
 
@@ -345,7 +413,9 @@ impl Capture {
             Some(size) => size,
         };
         let wanted = u64::from(largest.max(READ_BYTES));
-        let has_place = self.intake.slot == Slot::Held
+        // Only the large message itself comes through the slot, one at a time.
+        let is_for_slot = self.intake.large.is_some() && self.intake.in_slot == InSlot::Nothing;
+        let has_place = is_for_slot && self.intake.slot == Slot::Held
             || self.has_room_for(ctx, wanted) && {
                 let moving = self.is_moving(ctx.now.mono);
                 ctx.budget.reserve(&mut self.holding, wanted, moving)
@@ -378,7 +448,7 @@ impl Capture {
     /// The daemon-wide slot is ours, if it still is of use.
     pub fn granted(&mut self, ctx: &mut Ctx<'_>) {
         self.intake.slot = Slot::Held;
-        ctx.budget.hold_slot(&mut self.holding, true);
+        ctx.budget.hold_slot(&mut self.holding, Some(0));
         if self.intake.large.is_none() {
             self.release_slot(ctx);
         }
@@ -387,7 +457,7 @@ impl Capture {
     pub(super) fn release_slot(&mut self, ctx: &mut Ctx<'_>) {
         if self.intake.slot == Slot::Held {
             self.intake.slot = Slot::None;
-            ctx.budget.hold_slot(&mut self.holding, false);
+            ctx.budget.hold_slot(&mut self.holding, None);
             let feed = self.spec.id;
             ctx.out.push(Command::Control(ToControl::LargeSlotReleased { feed }));
         }

@@ -164,7 +164,7 @@ impl Capture {
     /// Everything that goes on in every stage: sends, look-ups, positions, then more to read.
     fn flow(&mut self, ctx: &mut Ctx<'_>) {
         if self.is_ended() {
-            return;
+            return self.account(ctx);
         }
         self.read_on(ctx);
         self.close_on_time(ctx);

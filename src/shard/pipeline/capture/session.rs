@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Capture, Stage};
 use crate::batch::FeedId;
-use crate::config::{CapturePlan, EnvelopePlan, PartitionBy};
+use crate::config::PartitionBy;
 use crate::ingest::postgres_cdc::confirm::ConfirmOptions;
 use crate::ingest::postgres_cdc::setup::{
     Finding, Poison, Refusal, RoutedBy, Saved, Session as Which, Setup, SetupDone, SetupOptions,
@@ -158,7 +158,7 @@ impl Capture {
             routed: RoutedBy::of(&plan.routing),
             streaming: plan.streaming,
             row_keys: plan.routing.partition_by == PartitionBy::Identity,
-            binary: plan.binary && !self.intake.no_binary && !reads_one_column(plan),
+            binary: plan.binary && !self.intake.no_binary,
             database: self.started.then(|| entry.database.clone()),
             saved: self.started.then_some(saved),
             accept_gap: self.spec.accept_gap,
@@ -515,9 +515,4 @@ impl Capture {
         // Rows read and not yet in a batch are: the next stream goes on behind them.
         self.submit(ctx);
     }
-}
-
-/// The payload is one column's text, which binary values do not have.
-fn reads_one_column(plan: &CapturePlan) -> bool {
-    matches!(plan.envelope, EnvelopePlan::Column { .. })
 }
