@@ -4,9 +4,10 @@
 //!
 //! Captures, in the order a row meets them: [`route`] and [`admission`] name its destination
 //! among the [`destinations`], [`partition`] its partition; [`group`] is the batch it is written
-//! into and [`linger`] says when that is closed; [`lanes`] send what is closed, each destination partition in order, and say what is
-//! acked; [`ensure`] makes topics; [`breaker`] leaves failing ones alone. [`outlet`] holds them
-//! together: one per feed. [`explain`] tells what would become of a row.
+//! into and [`linger`] says when that is closed; [`lanes`] send what is closed, each destination
+//! partition in order, and say what is acked; [`ensure`] makes topics; [`breaker`] leaves failing
+//! ones alone. [`outlet`] holds them together: one per feed. [`explain`] tells what would become
+//! of a row.
 
 pub mod admission;
 pub mod breaker;
