@@ -335,6 +335,19 @@ impl Outlet {
         self.lanes.holds(batches)
     }
 
+    /// A topic that was seen, and when it was created, µs: the one this lane sends to if it is
+    /// named, else any. Who shows the same is of the same cluster.
+    pub fn identity(&self, lane: Option<u32>) -> Option<(TopicName, u64)> {
+        let of = |dest| {
+            let record = self.table.at(dest);
+            record.created_at.map(|created_at| (record.topic.clone(), created_at))
+        };
+        match lane.and_then(|lane| self.lanes.dest(lane)) {
+            Some(dest) => of(dest),
+            None => self.table.all().find_map(|(dest, _)| of(dest)),
+        }
+    }
+
     /// Bytes of records that were acked.
     pub fn acked_bytes(&self) -> u64 {
         self.routed_bytes

@@ -10,9 +10,7 @@
 //! * At most `concurrent` sends are outstanding, oldest head first, so that none starves;
 //!   destinations that failed lately get at most half of the places.
 //! * What waits in a lane goes out together, up to the size of a batch.
-//! * When a topic has another number of partitions than before, what was placed by the old number
-//!   goes out before anything is placed by the new one; partitions that are gone share one that is
-//!   there, which still has one send outstanding.
+//! * What was placed by another number of partitions goes out before anything is placed anew.
 //! * A batch is complete when nothing of it is left anywhere; [`Lanes::complete`] is the number
 //!   below which all are.
 
@@ -301,6 +299,11 @@ impl Lanes {
     /// Whether one of these batches is not complete.
     pub fn holds(&self, batches: Range<u64>) -> bool {
         self.left.range(batches).next().is_some()
+    }
+
+    /// Where the lane of this number sends to.
+    pub fn dest(&self, lane: u32) -> Option<DestId> {
+        self.lanes.get(lane as usize).map(|lane| lane.dest)
     }
 
     /// Batches with a send outstanding.

@@ -101,8 +101,8 @@ impl Lanes {
         lanes.filter_map(|lane| self.lanes.get(*lane as usize))
     }
 
-    /// Meanwhile no two lanes send to one partition: among `count` of them this lane shares its own with another lane that goes first: one
-    /// that is on its way, or one of a partition that is gone.
+    /// Meanwhile no two lanes send to one partition: among `count` of them this lane shares its own
+    /// with another one that goes first, on its way already or of a partition that is gone.
     pub(super) fn is_behind_another(&self, index: u32, count: u32) -> bool {
         let Some(lane) = self.lanes.get(index as usize) else { return false };
         if !self.changed.contains(&lane.dest) {

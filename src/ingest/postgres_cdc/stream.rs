@@ -1,13 +1,11 @@
 //! From replication messages to rows (P2, P8): one pure machine per replication connection.
 //!
-//! Transactions come whole and in the order of their commits, or, with `streaming = on`, in
-//! pieces before they are committed; those wait in the [`Spool`] and come out of it at their
-//! commit, as the same items. test_decoding says only at the end where a transaction was
-//! committed, so its lines take the same way.
+//! Transactions come whole and in the order of their commits, or, with `streaming = on`, in pieces
+//! before that; those wait in the [`Spool`] and come out of it at their commit, as the same items.
+//! test_decoding says only at the end where a transaction was committed: its lines do likewise.
 //!
-//! Refuses whatever does not follow the protocol's order. Invariants: every row has its number
-//! before any filter; a repeat yields nothing; relations learned in a piece count from that
-//! transaction's commit on, because they wait with the rows.
+//! Refuses what does not follow the protocol's order. A row has its number before any filter; a
+//! repeat yields nothing; relations of a piece wait with its rows and count from the commit on.
 
 use super::StreamError;
 use super::position::Position;
@@ -164,15 +162,9 @@ impl Stream {
         (self.spool.in_memory(), self.spool.len())
     }
 
-    /// Bytes in memory of open transactions and of the one that comes back.
-    pub fn in_memory(&self) -> usize {
-        self.spool.in_memory() + self.replay.as_ref().map_or(0, Replay::in_memory)
-    }
-
-    /// Bytes of a transaction that comes back which are there and not yet taken: of a message whose
-    /// rest is missing, where more is asked for.
-    pub fn half_replayed(&self) -> usize {
-        self.replay.as_ref().map_or(0, Replay::left)
+    /// Of the one that comes back: bytes in memory, and those that are read and not yet taken.
+    pub fn returning(&self) -> (usize, usize) {
+        self.replay.as_ref().map_or((0, 0), |replay| (replay.in_memory(), replay.left()))
     }
 
     /// One CopyData message of the server. Then [`Stream::more`] while [`Stream::has_more`].

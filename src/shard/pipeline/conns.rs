@@ -84,6 +84,8 @@ pub enum Purpose {
     Send,
     /// A request of a capture.
     Capture(Token),
+    /// Whether a node that was not configured is of the capture's cluster.
+    Vet,
 }
 
 #[derive(Debug)]

@@ -353,7 +353,7 @@ impl Feed {
             | Purpose::Look
             | Purpose::Poll => self.up,
             // A capture's requests name their connection.
-            Purpose::Capture(_) => self.down,
+            Purpose::Capture(_) | Purpose::Vet => self.down,
         }
     }
 

@@ -346,6 +346,11 @@ impl Pipeline {
                 });
                 return self.rostered(now, conn, result, out);
             }
+            Purpose::Vet => {
+                return self.with_capture(now, waiter.feed, out, |capture, ctx| {
+                    capture.vetted(ctx, conn, result);
+                });
+            }
             Purpose::Watch => return self.watched(now, waiter.feed, result),
             Purpose::Look => return self.looked(now, waiter.feed, result),
             _ => {}

@@ -47,7 +47,8 @@ impl Strangers {
         self.known.iter().any(is_it)
     }
 
-    fn met(&mut self, address: &Arc<str>, why: String, now: Millis) {
+    /// The address shows another topic, or none.
+    pub(super) fn met(&mut self, address: &Arc<str>, why: String, now: Millis) {
         self.known.retain(|known| known.node.address != *address);
         let node = ForeignNode { address: address.clone(), why };
         self.known.push(Stranger { node, until: now + LEFT_ALONE });

@@ -107,7 +107,8 @@ impl Intake {
     }
 
     fn bytes(&self) -> u64 {
-        let spooled = self.stream.as_ref().map_or(0, Stream::in_memory);
+        let spooled =
+            self.stream.as_ref().map_or(0, |stream| stream.spooled().0 + stream.returning().0);
         (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64 + self.spill_bytes
     }
 }
@@ -213,7 +214,7 @@ impl Capture {
     /// The same for a piece of a spill file. A message that is half there goes on: nothing else
     /// makes room for its rest.
     fn must_wait_to_replay(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let half = self.intake.stream.as_ref().map_or(0, Stream::half_replayed);
+        let half = self.intake.stream.as_ref().map_or(0, |stream| stream.returning().1);
         half < READ_BYTES as usize && self.must_wait(ctx)
     }
 

@@ -3,8 +3,8 @@
 use super::guide::Walker;
 use super::{Capture, Stage};
 use crate::fanout::Failure as Trouble;
-use crate::fanout::outlet::{Notice, Token};
-use crate::iggy_wire::Reply;
+use crate::fanout::outlet::{Ask, Notice, Token};
+use crate::iggy_wire::{Reply, Request};
 use crate::ingest::iggy::RESERVE_LEAST;
 use crate::shard::event::{ConnId, Failure};
 use crate::shard::pipeline::conns::{Purpose, Waiter};
@@ -20,6 +20,7 @@ impl Capture {
     pub(super) fn send_on(&mut self, ctx: &mut Ctx<'_>) {
         self.sink.outlet.is_warm(ctx.now.mono);
         self.tell_notices(ctx);
+        self.vet(ctx);
         let is_up = self.any_up(ctx).is_some();
         self.unreachable.take_if(|_| is_up);
         let resting = matches!(self.stage, Stage::Paused | Stage::Closing { .. });
@@ -31,10 +32,9 @@ impl Capture {
                 Token::Send(lane) => (lane.number(), RESERVE_LEAST),
                 Token::Ensure(dest) => (dest.0, TOPIC_REPLY),
             };
-            let led = self.guides.conns(Walker::of(ask.token)).unwrap_or_default();
-            let conn = own(ctx, led, number, ask.suspect)
-                .or_else(|| own(ctx, &self.conns, number, ask.suspect))
-                .or_else(|| self.any_up(ctx));
+            let led = self.led(ctx, &ask);
+            let own = |conns: &[ConnId]| own(ctx, conns, number, ask.suspect);
+            let conn = led.and_then(own).or_else(|| own(&self.conns)).or_else(|| self.any_up(ctx));
             let Some(conn) = conn else { return };
             let purpose = Purpose::Capture(ask.token);
             let waiter = Waiter { feed: self.spec.id, round: 0, purpose };
@@ -42,10 +42,24 @@ impl Capture {
         }
     }
 
+    /// The connections to the node that a request was led to. Looking is for the configured ones:
+    /// what they show is what counts.
+    fn led(&self, ctx: &Ctx<'_>, ask: &Ask) -> Option<&[ConnId]> {
+        let conns = self.guides.conns(Walker::of(ask.token))?;
+        let is_trusted = conns.iter().all(|conn| self.guides.trusts(ctx, *conn));
+        let goes = match (ask.token, &ask.request) {
+            (Token::Send(_), _) => is_trusted,
+            (_, Request::Topic { .. }) => false,
+            // Where nothing of ours is known, nothing tells clusters apart.
+            _ => is_trusted || self.sink.outlet.identity(None).is_none(),
+        };
+        goes.then_some(conns)
+    }
+
     /// A connection to the destination cluster that is up.
     pub(super) fn any_up(&self, ctx: &Ctx<'_>) -> Option<ConnId> {
-        let all = self.conns.iter().copied().chain(self.guides.all());
-        all.into_iter().find(|conn| ctx.conns.is_up(*conn))
+        let guests = self.guides.all().filter(|conn| self.guides.trusts(ctx, *conn));
+        self.conns.iter().copied().chain(guests).find(|conn| ctx.conns.is_up(*conn))
     }
 
     /// The answer to a request of [`Capture::send_on`].
