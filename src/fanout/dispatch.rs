@@ -127,6 +127,12 @@ impl Writer {
         self.next_offset
     }
 
+    /// Upstream offset of the next message to send, if nothing is outstanding.
+    pub fn next_upstream(&self) -> Option<u64> {
+        let front = self.queue.front().filter(|_| self.in_flight.is_none())?;
+        Some(front.first_offset())
+    }
+
     /// When the next send may go out, if something waits.
     pub fn next_at(&self) -> Option<Millis> {
         (self.in_flight.is_none() && !self.queue.is_empty()).then_some(self.not_before)

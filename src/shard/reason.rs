@@ -88,6 +88,10 @@ reasons! {
          find out who, then stop the daemon and run `tidegate state rebuild --source … --topic … \
          --partition …`: it finds the place where the copy goes on, or says what to name with \
          --accept-tail";
+    /// I1: a record that does not follow the last one is not sent.
+    OUT_OF_ORDER = Error "out_of_order",
+        "nothing is lost: restart the source and it reads its position from the destination; \
+         please report it, with the log before the stop";
     /// M6, policy `fail`.
     DESTINATION_LOST = Error "destination_lost",
         "the destination topic was deleted or replaced; restore it, or set \

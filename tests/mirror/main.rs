@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
 mod nodes;
+mod outages;
 mod random;
 mod reserve;
 mod world;

@@ -10,8 +10,8 @@ impl Feed {
             return;
         }
         self.say(reason::PAUSED, "", ctx.now);
-        self.writer.clear_queue();
         if self.writer.is_waiting() {
+            // A word to go on may come before the answer: what was read stays in its place.
             return;
         }
         self.clean |= matches!(self.stage, Stage::Streaming | Stage::Saving { .. })

@@ -57,6 +57,10 @@ impl Feed {
         if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
             return self.return_unused_copy(ctx);
         }
+        let next = self.writer.next_upstream();
+        if let Some(next) = next.filter(|next| *next != self.entry.position) {
+            return self.out_of_order(ctx, next);
+        }
         let most = self.record_most();
         let copies = self.writer.next_copies(ctx.now.mono, most) as u64;
         if copies > 0 && !ctx.budget.reserve.borrow(self.spec.id, Use::Renumber, copies) {
@@ -478,12 +482,10 @@ impl Feed {
     }
 
     fn acked(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        if record.first_offset() != self.entry.position {
+            return self.out_of_order(ctx, record.first_offset());
+        }
         let position = record.next_offset();
-        assert!(
-            position > self.entry.position,
-            "I1: acked {position} after {} within an epoch",
-            self.entry.position
-        );
         self.entry.position = position;
         self.entry.last = Some(last_message(record));
         self.entry.counters.messages += u64::from(record.count());
@@ -498,6 +500,16 @@ impl Feed {
         if self.condition.reason == reason::NOT_ACCEPTED.code {
             self.say(reason::RUNNING, "", ctx.now);
         }
+    }
+
+    /// The next record does not begin where the last one ended (I1): whatever led here, going on
+    /// would leave messages out.
+    fn out_of_order(&mut self, ctx: &mut Ctx<'_>, found: u64) {
+        let detail = format!(
+            "upstream offset {found} came up, the next one to copy is {}",
+            self.entry.position
+        );
+        self.fail(ctx, reason::OUT_OF_ORDER, detail);
     }
 
     fn send_unknown(&mut self, ctx: &mut Ctx<'_>, what: &str) {
