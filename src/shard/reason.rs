@@ -59,6 +59,10 @@ reasons! {
     /// The destination refuses for now.
     NOT_ACCEPTED = Degraded "not_accepted",
         "see whether the destination cluster has a leader; retried by itself";
+    /// M13, M15: sends stay unanswered, reads do not.
+    UNANSWERED = Degraded "unanswered",
+        "see why the destination answers no sends; retried by itself. If it takes messages of \
+         others, the one named may be the cause: compare it with what the destination allows";
     /// Nothing moved for `degraded_after`.
     STALLED = Degraded "stalled", "see the destination's load and the last error";
     /// M14: what a cluster advertises leads elsewhere.

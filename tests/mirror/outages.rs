@@ -6,7 +6,8 @@ use tidegate::loopback::{Fault, Scope, Times};
 use tidegate::shard::event::FromControl;
 use tidegate::shard::snapshot::Status;
 
-use super::{copied, world};
+use super::{SECOND, copied, world};
+use crate::world::World;
 
 fn pause(paused: bool) -> FromControl {
     FromControl::Pause { source: "test".into(), paused }
@@ -39,5 +40,75 @@ fn a_pause_that_ends_before_the_answer_leaves_nothing_out_o2() {
         w.until("copied", |w| copied(w, 0, 30));
         w.assert_equal(1);
         assert_eq!(w.feed(0).counters.gaps, 0);
+    }
+}
+
+#[test]
+fn a_message_the_destination_swallows_is_found_by_halving_m15() {
+    let mut w = world(1);
+    w.write(true, 0, 0, 10);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 10));
+    // Eight, four: what stands before the bad one is taken in pairs.
+    w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::Next(6));
+    w.write(true, 0, 10, 8);
+    w.until("the first pair", |w| copied(w, 0, 12));
+    w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::UntilCleared);
+    w.until("stopped", |w| w.feed(0).condition.reason == "bad_record");
+    assert!(w.feed(0).condition.detail.contains("offset 14"), "{}", w.feed(0).condition.detail);
+    assert_eq!(w.read(false, 0).len(), 14, "what precedes it is copied");
+}
+
+#[test]
+fn a_message_the_destination_swallows_is_told_from_an_outage_by_other_partitions_m15() {
+    let mut w = world(2);
+    w.start(2);
+    w.until("running", |w| (0..2).all(|p| w.feed(p).condition.status == Status::Running));
+    let only_here = Scope::sends().partition(0);
+    w.down.core.faults().set(Fault::DropRequest, only_here, Times::UntilCleared);
+    w.write(true, 0, 0, 1);
+    // Alone it is not known to be bad.
+    w.run(100 * SECOND);
+    let condition = w.feed(0).condition;
+    assert_eq!((condition.status, condition.reason), (Status::Degraded, "unanswered"));
+    let mut written = 0;
+    while w.feed(0).condition.status != Status::Error && written < 200 {
+        w.write(true, 1, written, 1);
+        written += 1;
+        w.run(5 * SECOND);
+    }
+    assert_eq!(w.feed(0).condition.reason, "bad_record");
+    assert!(w.feed(0).condition.detail.contains("offset 0"), "{}", w.feed(0).condition.detail);
+    w.until("the other goes on", |w| copied(w, 1, written));
+}
+
+#[test]
+fn a_destination_that_reads_but_takes_no_sends_is_waited_for_m13() {
+    for (step, alone) in (0..10).flat_map(|step| [(step, true), (step, false)]) {
+        let partitions = if alone { 1 } else { 3 };
+        let mut w = world(partitions);
+        w.start(partitions);
+        let is_running = |w: &World, p| w.feed(p).condition.status == Status::Running;
+        w.until("running", |w| (0..partitions).all(|p| is_running(w, p)));
+        w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::UntilCleared);
+        let counts = [1, 8, 2];
+        for partition in 0..partitions {
+            w.write(true, partition, 0, counts[partition as usize]);
+        }
+        let mut said = false;
+        for _ in 0..180 + 3 * step {
+            w.run(SECOND);
+            assert!(w.feeds().iter().all(|feed| feed.condition.status != Status::Error));
+            let condition = w.feed(0).condition;
+            said |= condition.reason == "unanswered";
+            assert!(!said || condition.status == Status::Degraded, "{condition:?}");
+        }
+        assert!(said);
+        w.down.core.faults().clear_all();
+        let all = |w: &mut World| (0..partitions).all(|p| copied(w, p, counts[p as usize]));
+        w.until("copied", all);
+        w.run(5 * SECOND);
+        w.assert_equal(partitions);
+        assert!((0..partitions).all(|p| is_running(&w, p)), "{:#?}", w.feeds());
     }
 }

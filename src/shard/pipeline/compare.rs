@@ -9,7 +9,6 @@
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
 use crate::batch::{Fingerprint, target};
-use crate::fanout::dispatch::{Suspicion, UNKNOWNS_UNTIL_HALVED};
 use crate::iggy_wire::{PollFrom, Polled, Record};
 use crate::ingest::history::{end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last};
 use crate::shard::reason;
@@ -258,19 +257,8 @@ impl Feed {
         let Compare { end, position, .. } = compare;
         self.short_log = None;
         self.diverged_once = false;
-        let lost = self.lost_send.take();
-        if let Some(lost) = lost.filter(|_| self.lost_unanswered) {
-            match self.writer.looked(position, lost) {
-                Suspicion::None | Suspicion::Halved(_) => {}
-                Suspicion::Message(offset) => {
-                    let detail = format!(
-                        "the destination never takes the message at upstream offset {offset}: \
-                         sent {} times without an answer",
-                        UNKNOWNS_UNTIL_HALVED
-                    );
-                    return self.fail(ctx, reason::BAD_RECORD, detail);
-                }
-            }
+        if !self.may_send_again(ctx, position) {
+            return;
         }
         if position < self.entry.position {
             self.error(format!(

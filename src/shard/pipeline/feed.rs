@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::budget::{Budget, Holding};
 use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
+use super::doubt::Doubt;
 use super::holdings::LargeSlot;
 use super::locate::Found;
 use super::resume::LOOK_AGAIN;
@@ -35,6 +36,8 @@ pub(super) struct Ctx<'a> {
     pub budget: &'a mut Budget,
     pub lane: &'a mut Lane,
     pub rng: &'a mut fastrand::Rng,
+    /// When a send of this source was acked last.
+    pub acked_at: &'a mut Option<Millis>,
 }
 
 /// Where a feed stands.
@@ -132,6 +135,7 @@ pub(super) struct Feed {
     /// The destination itself left that send without a good answer; a connection that ended for
     /// another reason says nothing about the record (M15).
     pub lost_unanswered: bool,
+    pub doubt: Doubt,
     pub restart: Restart,
     /// A jump was seen and is not explained yet.
     pub jump: Option<Jump>,
@@ -219,6 +223,7 @@ impl Feed {
             unsettled_since: (started && !clean && exact).then_some(now.mono),
             lost_send: None,
             lost_unanswered: false,
+            doubt: Doubt::new(&plan),
             restart: Restart::No,
             jump: None,
             gap_seen: None,
@@ -378,7 +383,7 @@ impl Feed {
     /// Says how it is; `since` moves only when the reason does.
     pub fn say(&mut self, reason: Reason, detail: impl Into<String>, now: Now) {
         let detail = detail.into();
-        if self.search.hides(reason) {
+        if self.search.hides(reason) || self.doubt.hides(reason) {
             return;
         }
         if self.condition.reason == reason.code && self.condition.status == reason.status {

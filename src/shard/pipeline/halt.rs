@@ -30,6 +30,7 @@ impl Feed {
         self.divergence = None;
         self.diverged_once = false;
         self.backoff.reset();
+        self.doubt.ends();
         self.say(reason::CONNECTING, "", ctx.now);
         self.restart_resume(ctx);
     }

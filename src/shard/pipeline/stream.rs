@@ -69,6 +69,7 @@ impl Feed {
         match self.writer.next(ctx.now.mono, most) {
             Ok(None) => self.wake_for(self.writer.next_at()),
             Ok(Some(record)) => {
+                self.doubt.sends(*ctx.acked_at);
                 let (name, to) = (self.topic().downstream.clone(), self.send_to());
                 let send = Request::Send { stream: name.stream, topic: name.topic, to, record };
                 self.request(ctx, send, Purpose::Send, RESERVE_LEAST);
@@ -492,12 +493,13 @@ impl Feed {
         self.entry.counters.bytes += record.len() as u64;
         self.moved_at = ctx.now.mono;
         self.commit_failures = 0;
+        *ctx.acked_at = Some(ctx.now.mono);
         self.search.accepted();
         self.clean = false;
         ctx.budget.acked(&mut self.holding, position);
         self.release_empty_slot(ctx);
         self.touch(ctx);
-        if self.condition.reason == reason::NOT_ACCEPTED.code {
+        if self.doubt.ends() || self.condition.reason == reason::NOT_ACCEPTED.code {
             self.say(reason::RUNNING, "", ctx.now);
         }
     }
