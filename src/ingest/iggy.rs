@@ -172,6 +172,11 @@ impl Reader {
         self.not_ready_since
     }
 
+    /// The log was out of sight: how long it answers less counts from its next reply.
+    pub fn forget_not_ready(&mut self) {
+        self.not_ready_since = None;
+    }
+
     /// Something says there is news: poll at once.
     pub fn nudge(&mut self) {
         self.next_at = Millis(0);

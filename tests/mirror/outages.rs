@@ -112,3 +112,47 @@ fn a_destination_that_reads_but_takes_no_sends_is_waited_for_m13() {
         assert!((0..partitions).all(|p| is_running(&w, p)), "{:#?}", w.feeds());
     }
 }
+
+/// A server that starts is seen for a second, is away for longer than any grace, and starts again.
+#[test]
+fn a_grace_does_not_run_while_its_side_is_away_m5_m6() {
+    for (upstream, cold, pause_instead) in
+        [(true, false), (true, true), (false, false), (false, true)]
+            .into_iter()
+            .flat_map(|(up, cold)| [(up, cold, false), (up, cold, true)])
+    {
+        let mut w = world(1);
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 100));
+        w.run(2 * SECOND);
+        if cold {
+            w.kill();
+        }
+        let start = |w: &mut World| {
+            let until = w.wall() + 1_000_000;
+            let side = if upstream { &mut w.up } else { &mut w.down };
+            side.core.starting_until(until);
+            w.cut(upstream, true);
+        };
+        start(&mut w);
+        if cold {
+            w.start(1);
+        }
+        w.run(SECOND - Duration::from_millis(50));
+        if pause_instead {
+            w.tell(pause(true));
+        } else {
+            w.cut(upstream, false);
+        }
+        w.run(70 * SECOND);
+        start(&mut w);
+        if pause_instead {
+            w.tell(pause(false));
+        }
+        w.write(true, 0, 100, 10);
+        w.until("copied", |w| copied(w, 0, 110));
+        w.assert_equal(1);
+        assert_eq!(w.feed(0).epoch, 0, "upstream {upstream}, cold {cold}");
+    }
+}

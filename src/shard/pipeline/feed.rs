@@ -481,6 +481,9 @@ impl Feed {
         if !ours {
             self.error(cause.to_string());
         }
+        if !ours {
+            self.forget_sightings(conn);
+        }
         if conn == self.up {
             self.identified = false;
             self.identity_asked = false;
