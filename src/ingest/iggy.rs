@@ -72,6 +72,8 @@ pub struct Reader {
     verify: Verify,
     cursor: u64,
     last: Option<Fingerprint>,
+    /// The copy begins at the cursor, which was chosen by number: the log may end before it.
+    ahead: bool,
     prove: bool,
     asked: Option<Ask>,
     per_message: u64,
@@ -100,6 +102,7 @@ impl Reader {
             verify,
             cursor: 0,
             last: None,
+            ahead: false,
             prove: false,
             asked: None,
             per_message: SIZE_GUESS,
@@ -117,11 +120,18 @@ impl Reader {
     pub fn seek(&mut self, cursor: u64, last: Option<Fingerprint>) {
         self.cursor = cursor;
         self.last = last;
+        self.ahead = false;
         self.prove = last.is_some();
         self.asked = None;
         self.idle = Duration::ZERO;
         self.next_at = Millis(0);
         self.not_ready_since = None;
+    }
+
+    /// Nothing was read yet and the cursor was chosen by number: until the log has grown up to it,
+    /// this is caught up. Holds until the first record or the next [`Reader::seek`].
+    pub fn wait_for_cursor(&mut self) {
+        self.ahead = true;
     }
 
     /// The connection is a new one: whatever was asked will not be answered.
@@ -269,7 +279,8 @@ impl Reader {
         if asked == 1 && self.cursor == 1 && polled.current_offset == 0 {
             self.end = 1;
         }
-        let caught_up = asked == self.cursor && self.end == self.cursor;
+        let not_there_yet = self.ahead && self.end < self.cursor;
+        let caught_up = asked == self.cursor && (self.end == self.cursor || not_there_yet);
         // Retention may have removed everything up to the end: then the end has not moved.
         let emptied = asked < self.cursor && self.end == self.cursor && self.end > 0;
         if caught_up || (emptied && self.cursor > 1) {
@@ -349,6 +360,7 @@ impl Reader {
         let (offset, last) = fingerprint_of_last(last);
         self.cursor = offset + 1;
         self.last = Some(last);
+        self.ahead = false;
         self.wake();
         if polled.count >= ask.count {
             self.count = self.count.saturating_mul(4).min(COUNT_MOST);

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use tidegate::config::{InitialOffset, MirrorPlan, OnOffsetExpired};
 use tidegate::loopback::{Fault, Scope, Times};
 use tidegate::shard::event::FromControl;
 use tidegate::shard::snapshot::Status;
 
-use super::{SECOND, copied, world};
+use super::{SECOND, copied, plan, world, world_with};
 use crate::world::World;
 
 fn pause(paused: bool) -> FromControl {
@@ -155,4 +156,53 @@ fn a_grace_does_not_run_while_its_side_is_away_m5_m6() {
         w.assert_equal(1);
         assert_eq!(w.feed(0).epoch, 0, "upstream {upstream}, cold {cold}");
     }
+}
+
+#[test]
+fn a_start_beyond_the_end_of_the_log_is_waited_for_m4() {
+    for killed in [false, true] {
+        let at = MirrorPlan { initial_offset: InitialOffset::At(1000), ..plan() };
+        let mut w = world_with(at, 1);
+        w.write(true, 0, 0, 10);
+        w.start(1);
+        w.run(200 * SECOND);
+        assert_eq!(w.feed(0).condition.status, Status::Running, "{:?}", w.feed(0).condition);
+        if killed {
+            w.kill();
+            w.start(1);
+            w.run(200 * SECOND);
+        }
+        w.write(true, 0, 10, 400);
+        w.run(100 * SECOND);
+        assert_eq!(w.feed(0).condition.status, Status::Running, "{:?}", w.feed(0).condition);
+        w.write(true, 0, 410, 600);
+        w.until("copied", |w| copied(w, 0, 1010));
+        let down = w.read(false, 0);
+        assert_eq!((down.len(), down[0].1.as_str()), (10, "message 1000"));
+        assert_eq!(w.feed(0).counters.errors, 0, "{}", w.feed(0).last_error);
+    }
+}
+
+#[test]
+fn a_start_anew_beyond_the_end_of_the_log_is_waited_for_m4() {
+    let initial = MirrorPlan {
+        initial_offset: InitialOffset::At(1000),
+        on_offset_expired: OnOffsetExpired::InitialOffset,
+        ..plan()
+    };
+    let mut w = world_with(initial, 1);
+    w.write(true, 0, 0, 10);
+    w.start_with(1, true);
+    w.until("copied", |w| copied(w, 0, 10));
+    w.cut(true, false);
+    w.write(true, 0, 10, 10);
+    w.write(true, 0, 20, 10);
+    w.up.core.log("orders", "events", 0).unwrap().retain_from(20);
+    w.cut(true, true);
+    w.until("the gap", |w| w.feed(0).counters.gaps == 1);
+    w.run(200 * SECOND);
+    assert_eq!(w.feed(0).condition.status, Status::Running, "{:?}", w.feed(0).condition);
+    w.write(true, 0, 30, 980);
+    w.until("copied", |w| copied(w, 0, 1010));
+    assert_eq!(w.read(false, 0).len(), 20);
 }

@@ -370,6 +370,7 @@ impl Feed {
         self.clean = false;
         self.writer.restart(end);
         self.reader.seek(position, last);
+        self.wait_for_start();
         self.moved_at = ctx.now.mono;
         self.return_question(ctx);
         self.release_slot(ctx);

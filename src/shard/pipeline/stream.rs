@@ -359,6 +359,7 @@ impl Feed {
         self.map.push(to, self.writer.next_offset());
         self.entry.position = to;
         self.reader.seek(to, None);
+        self.wait_for_start();
         self.save_first(ctx);
     }
 
