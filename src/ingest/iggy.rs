@@ -8,9 +8,7 @@
 
 use std::time::Duration;
 
-use super::history::{
-    end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last, first_hole,
-};
+use super::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last, first_hole};
 use super::{Mode, Source};
 use crate::batch::Fingerprint;
 use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify};
@@ -270,20 +268,15 @@ impl Reader {
     }
 
     fn replied_empty(&mut self, now: Millis, asked: u64, polled: &Polled) -> Outcome {
-        self.end = end_of_empty_reply(polled);
         self.prove = true;
         self.pause(now);
         // Below the cursor the log must hold the message asked for; at the cursor it may end.
-        // Offset 0 as the last one means "empty" or "one message": behind one message it is the
-        // latter, and the next poll proves it.
-        if asked == 1 && self.cursor == 1 && polled.current_offset == 0 {
-            self.end = 1;
-        }
+        self.end = end_of_log_read(polled, self.cursor);
         let not_there_yet = self.ahead && self.end < self.cursor;
         let caught_up = asked == self.cursor && (self.end == self.cursor || not_there_yet);
         // Retention may have removed everything up to the end: then the end has not moved.
         let emptied = asked < self.cursor && self.end == self.cursor && self.end > 0;
-        if caught_up || (emptied && self.cursor > 1) {
+        if caught_up || emptied {
             self.not_ready_since = None;
             return Outcome::Idle;
         }

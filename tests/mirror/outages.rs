@@ -206,3 +206,51 @@ fn a_start_anew_beyond_the_end_of_the_log_is_waited_for_m4() {
     w.until("copied", |w| copied(w, 0, 1010));
     assert_eq!(w.read(false, 0).len(), 20);
 }
+
+#[test]
+fn retention_of_the_only_message_is_not_another_history_m5() {
+    for killed in [false, true] {
+        let mut w = world(1);
+        w.write(true, 0, 0, 1);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 1));
+        w.run(2 * SECOND);
+        if killed {
+            w.kill();
+        }
+        w.up.core.log("orders", "events", 0).unwrap().retain_from(1);
+        if killed {
+            w.start(1);
+        }
+        w.run(200 * SECOND);
+        let feed = w.feed(0);
+        assert_eq!(feed.condition.status, Status::Running, "{:?}", feed.condition);
+        assert_eq!(feed.lag_messages, 0);
+        w.write(true, 0, 1, 5);
+        w.until("copied", |w| copied(w, 0, 6));
+        assert_eq!((w.read(false, 0).len(), w.feed(0).counters.gaps), (6, 0));
+    }
+}
+
+#[test]
+fn another_log_in_place_of_one_message_is_noticed_m5() {
+    for killed in [false, true] {
+        let mut w = world(1);
+        w.write(true, 0, 0, 1);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 1));
+        w.run(2 * SECOND);
+        if killed {
+            w.kill();
+        }
+        w.up.core.log("orders", "events", 0).unwrap().clear();
+        if killed {
+            w.start(1);
+        }
+        w.run(100 * SECOND);
+        w.write(true, 0, 500, 20);
+        w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
+        assert_eq!(w.feed(0).condition.reason, "history_changed");
+        assert_eq!(w.read(false, 0).len(), 1, "nothing of the new history was copied");
+    }
+}

@@ -10,7 +10,7 @@ use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
 use crate::batch::{Fingerprint, target};
 use crate::iggy_wire::{PollFrom, Polled, Record};
-use crate::ingest::history::{end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last};
+use crate::ingest::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last};
 use crate::shard::reason;
 use crate::statefile::LastMessage;
 
@@ -128,7 +128,7 @@ impl Feed {
         }
         let log_end = match records.last() {
             Some(last) => end_of_reply(polled, last),
-            None => end_of_empty_reply(polled),
+            None => end_of_log_read(polled, compare.position),
         };
         if log_end < compare.position {
             return self.upstream_is_short(ctx, log_end, compare.position);
