@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::config::{InitialOffset, MirrorPlan, OnOffsetExpired};
+use tidegate::config::{InitialOffset, MirrorPlan, OnHistoryChanged, OnOffsetExpired};
 use tidegate::loopback::{Fault, Scope, Times};
 use tidegate::shard::event::FromControl;
 use tidegate::shard::snapshot::Status;
@@ -252,5 +252,25 @@ fn another_log_in_place_of_one_message_is_noticed_m5() {
         w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
         assert_eq!(w.feed(0).condition.reason, "history_changed");
         assert_eq!(w.read(false, 0).len(), 1, "nothing of the new history was copied");
+    }
+}
+
+#[test]
+fn damage_of_the_message_that_proves_the_history_is_read_again_m5() {
+    for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
+        let trusting = MirrorPlan { verify_checksums: false, on_history_changed: policy, ..plan() };
+        let mut w = world_with(trusting, 1);
+        w.write(true, 0, 0, 100);
+        w.start(1);
+        w.until("copied", |w| copied(w, 0, 100));
+        w.run(2 * SECOND);
+        let damage = Fault::CorruptRecord { offset: 99 };
+        w.up.core.faults().set(damage, Scope::polls(), Times::Next(1));
+        w.run(10 * SECOND);
+        assert!(w.up.core.faults().is_empty(), "the poll that proves came by");
+        w.write(true, 0, 100, 10);
+        w.until("copied", |w| copied(w, 0, 110));
+        assert_eq!((w.feed(0).epoch, w.feed(0).condition.status), (0, Status::Running));
+        w.assert_equal(1);
     }
 }

@@ -141,6 +141,8 @@ pub(super) struct Feed {
     pub jump: Option<Jump>,
     /// One connection saw the log begin above this cursor.
     pub gap_seen: Option<u64>,
+    /// One connection showed another message before this cursor than was read there.
+    pub other_seen: Option<u64>,
     /// Behind the queue lies a gap up to this offset.
     pub gap_to: Option<u64>,
     /// The next thing upstream is a record that cannot be copied.
@@ -227,6 +229,7 @@ impl Feed {
             restart: Restart::No,
             jump: None,
             gap_seen: None,
+            other_seen: None,
             gap_to: None,
             bad: None,
             wide: false,

@@ -223,12 +223,22 @@ impl Feed {
             Outcome::NotReady(detail) => self.not_ready(ctx, detail),
             Outcome::Jump { found } => self.jumped(ctx, found),
             Outcome::Wrong(detail) => self.distrust(ctx, detail),
-            Outcome::OtherHistory(detail) => {
-                if self.history_changed(ctx, detail) {
-                    self.restart_resume(ctx);
-                }
-            }
+            Outcome::OtherHistory(detail) => self.other_message(ctx, detail),
             Outcome::Bad(error) => self.bad_record(ctx, error.offset, error.why),
+        }
+    }
+
+    /// Another message stands where the last one was read: damaged on the way, or another log. A
+    /// second connection must see the same.
+    fn other_message(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        let cursor = self.cursor();
+        if self.other_seen != Some(cursor) {
+            self.other_seen = Some(cursor);
+            self.error(detail);
+            ctx.conns.close(self.up, ctx.out);
+        } else if self.history_changed(ctx, detail) {
+            self.other_seen = None;
+            self.restart_resume(ctx);
         }
     }
 
@@ -246,6 +256,7 @@ impl Feed {
     }
 
     fn running(&mut self, ctx: &mut Ctx<'_>) {
+        self.other_seen = None;
         self.backoff.reset();
         self.say(reason::RUNNING, "", ctx.now);
     }
