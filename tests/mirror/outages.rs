@@ -274,3 +274,25 @@ fn damage_of_the_message_that_proves_the_history_is_read_again_m5() {
         w.assert_equal(1);
     }
 }
+
+#[test]
+fn a_foreign_append_is_said_although_upstream_changed_too_m6() {
+    let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
+    let mut w = world_with(restart, 1);
+    w.write(true, 0, 0, 10);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 10));
+    w.run(2 * SECOND);
+    w.foreign = true;
+    w.write(false, 0, 900, 1);
+    w.down.core.faults().set(Fault::HoldReply, Scope::sends(), Times::Next(1));
+    w.write(true, 0, 10, 5);
+    w.until("a send", |w| w.holds_replies());
+    w.up.core.forget_topic("orders", "events");
+    w.create(true, "orders", "events", 1);
+    w.write(true, 0, 5000, 5);
+    w.release_replies();
+    w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
+    assert_eq!(w.feed(0).condition.reason, "diverged");
+    assert_eq!(w.read(false, 0).len(), 16, "nothing of the new history was copied");
+}
