@@ -484,6 +484,8 @@ fn a_nonempty_destination_without_state_needs_a_word_h32() {
     w.write(true, 0, 0, 10);
     w.start(1);
     w.until("stopped", |w| w.feed(0).condition.reason == "nonempty_destination");
+    w.run(3 * SECOND);
+    assert_eq!((w.feed(0).lag_messages, w.feed(0).upstream_end), (10, 10));
     let append = MirrorPlan { on_nonempty_destination: OnNonemptyDestination::Append, ..plan() };
     let mut w = world_with(append, 1);
     w.write(false, 0, 5000, 1000);
