@@ -260,6 +260,21 @@ fn saved_positions_of_another_topic_are_found_on_either_side() {
 }
 
 #[test]
+fn a_saved_position_that_include_does_not_list_is_kept_and_check_says_so() {
+    let Some(brokers) = Loopbacks::start("a position that is not listed") else { return };
+    let (home, up, down) = (Home::new(), &*brokers.pair.up, &*brokers.pair.down);
+    let (first, second) = (topic(up, 1, 20), topic(up, 1, 5));
+    copied(&home, &Config::new(&brokers.pair).topic(&first), up, down, &first);
+    let other = Config::new(&brokers.pair).topic(&second);
+    let words = format!("a position is saved for {first} to {first}, which include does not list");
+    Checked::of(&home, &other).notes(&words);
+    Checked::of(&home, &other).notes("it is kept, and counts again if the topic is listed again");
+    // A daemon saves meanwhile: the position is still there.
+    copied(&home, &other, up, down, &second);
+    Checked::of(&home, &other).notes(&words);
+}
+
+#[test]
 fn beside_a_running_daemon_a_check_is_a_note_and_disturbs_nothing() {
     let Some(brokers) = Loopbacks::start("beside a running daemon") else { return };
     let (home, up, down) = (Home::new(), &*brokers.pair.up, &*brokers.pair.down);

@@ -907,3 +907,77 @@ async fn connect_and_close_200_times() {
     // The listener and the last accepted socket of the server are gone by now.
     assert!(after <= before, "{before} descriptors became {after}");
 }
+
+/// One name for several socket addresses.
+fn resolved_to(found: &[&str]) -> Rc<Resolver> {
+    let found: Vec<std::net::SocketAddr> =
+        found.iter().map(|address| address.parse().expect("an address")).collect();
+    let thread = ResolverThread::with(move |_| Ok(found.clone()));
+    Resolver::new(thread).expect("a mailbox")
+}
+
+#[test]
+fn an_address_that_swallows_everything_does_not_hide_the_one_that_answers_m14() {
+    on_both(|| async {
+        let swallows = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let hole = swallows.local_addr().expect("an address").to_string();
+        let (address, server) = serve_one(|mut peer| {
+            peer.login();
+            peer.ended_by_reset();
+        });
+        let mut plan = cluster(&["broker:1"]);
+        plan.connect_timeout = Duration::from_secs(1);
+        let resolver = resolved_to(&[&hole, &hole, &address]);
+        let client = Client::with(plan, Rc::new(EventQueue::default()), resolver);
+        client.expect_up().await;
+        client.conn.close();
+        client.down().await;
+        server.join().expect("served");
+    });
+}
+
+#[test]
+fn a_node_of_an_untested_version_does_not_hide_the_others_m14() {
+    on_both(|| async {
+        for resolved in [false, true] {
+            for alive in [false, true] {
+                let (untested, first) = serve_one(|mut peer| {
+                    peer.frame();
+                    peer.write(&LOGIN_REPLY[..LOGIN_REPLY.len() - 12]);
+                    peer.write(b"0.10.0-next1");
+                    peer.ended_by_reset();
+                });
+                let (good, second) = serve_one(|mut peer| {
+                    peer.login();
+                    peer.ended_by_reset();
+                });
+                let dead = dead_port();
+                let other = if alive { good.as_str() } else { dead.as_str() };
+                let events = Rc::new(EventQueue::default());
+                let client = if resolved {
+                    let resolver = resolved_to(&[&untested, other]);
+                    Client::with(cluster(&["broker:1"]), events, resolver)
+                } else {
+                    Client::open(cluster(&[&untested, other]))
+                };
+                if alive {
+                    client.expect_up().await;
+                    client.conn.close();
+                    client.down().await;
+                    second.join().expect("served");
+                } else {
+                    // What stays is reported, not what may pass.
+                    let cause = client.down().await;
+                    assert!(matches!(cause, ConnError::UntestedServer { .. }), "{cause:?}");
+                }
+                first.join().expect("served");
+            }
+        }
+    });
+}
+
+/// An address that nobody listens at.
+fn dead_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}

@@ -72,6 +72,10 @@ struct Unknowns {
     count: u32,
     messages: u32,
     until: u64,
+    /// Since when: the first of them, of the record that was halved meanwhile.
+    since: Millis,
+    /// How many went out behind another send that was acked after `since`.
+    proven: u32,
 }
 
 /// What to do about a record that keeps vanishing.
@@ -83,6 +87,18 @@ pub enum Suspicion {
     Halved(u32),
     /// The one message at this upstream offset is never taken.
     Message(u64),
+    /// The one message at this upstream offset is not taken, but no other one was meanwhile: it
+    /// may as well be that nothing is.
+    Outage(u64),
+}
+
+/// When an outcome became unknown, and what the destination had done before.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup {
+    /// Now.
+    pub now: Millis,
+    /// The newest ack of any send to this destination when the one that was lost went out.
+    pub behind: Option<Millis>,
 }
 
 impl Writer {
@@ -125,6 +141,12 @@ impl Writer {
     /// Offset the next message must get.
     pub fn next_offset(&self) -> u64 {
         self.next_offset
+    }
+
+    /// Upstream offset of the next message to send, if nothing is outstanding.
+    pub fn next_upstream(&self) -> Option<u64> {
+        let front = self.queue.front().filter(|_| self.in_flight.is_none())?;
+        Some(front.first_offset())
     }
 
     /// When the next send may go out, if something waits.
@@ -205,7 +227,11 @@ impl Writer {
 
     /// An unknown outcome was looked into: the destination ends at the place of upstream offset
     /// `position`. `lost` is what [`Writer::outstanding`] said before.
-    pub fn looked(&mut self, position: u64, lost: (u64, u64, u32)) -> Suspicion {
+    ///
+    /// A destination that answers reads and no sends looks the same from here for every message.
+    /// So only sends that went out behind the ack of another one count against a message, and
+    /// only if that ack is younger than the first sign of trouble.
+    pub fn looked(&mut self, position: u64, lost: (u64, u64, u32), at: Lookup) -> Suspicion {
         let (first, until, messages) = lost;
         if position != first {
             self.unknowns = Unknowns::default();
@@ -213,15 +239,21 @@ impl Writer {
             return Suspicion::None;
         }
         if self.unknowns.at != first || self.unknowns.messages != messages {
-            let until = until.max(self.unknowns.until);
-            self.unknowns = Unknowns { at: first, count: 0, messages, until };
+            let known = &self.unknowns;
+            let since = if first < known.until { known.since } else { at.now };
+            let until = until.max(known.until);
+            self.unknowns = Unknowns { at: first, count: 0, messages, until, since, proven: 0 };
         }
-        self.unknowns.count += 1;
+        self.unknowns.count = self.unknowns.count.saturating_add(1);
+        if at.behind.is_some_and(|ack| ack > self.unknowns.since) {
+            self.unknowns.proven = self.unknowns.proven.saturating_add(1);
+        }
         if self.unknowns.count < UNKNOWNS_UNTIL_HALVED {
             return Suspicion::None;
         }
         if messages == 1 {
-            return Suspicion::Message(first);
+            let is_proven = self.unknowns.proven >= UNKNOWNS_UNTIL_HALVED;
+            return if is_proven { Suspicion::Message(first) } else { Suspicion::Outage(first) };
         }
         let half = (messages / 2).max(1);
         self.most_messages = Some(half);
@@ -320,6 +352,39 @@ mod tests {
         writer.push(record(41, 1000, 0));
         let (sent, copied) = send_all(&mut writer, Most { copied: 0, ..ANY });
         assert_eq!((sent, copied), (vec![(100, 41)], 0));
+    }
+
+    /// What three unanswered sends of `messages` messages from offset `first` on lead to.
+    fn lose(writer: &mut Writer, first: u64, messages: u32, now: u64, ack: u64) -> Suspicion {
+        let lost = (first, first + u64::from(messages), messages);
+        let at = |now| Lookup { now: Millis(now), behind: (ack > 0).then_some(Millis(ack)) };
+        for round in 0..UNKNOWNS_UNTIL_HALVED - 1 {
+            let said = writer.looked(first, lost, at(now + u64::from(round)));
+            assert_eq!(said, Suspicion::None);
+        }
+        writer.looked(first, lost, at(now + 10))
+    }
+
+    #[test]
+    fn only_sends_behind_an_ack_since_the_first_sign_of_trouble_count_against_a_message_m15() {
+        let mut writer = Writer::default();
+        // Nothing is taken; an ack from before says nothing.
+        assert_eq!(lose(&mut writer, 100, 4, 1000, 900), Suspicion::Halved(2));
+        assert_eq!(lose(&mut writer, 100, 2, 2000, 900), Suspicion::Halved(1));
+        assert_eq!(lose(&mut writer, 100, 1, 3000, 900), Suspicion::Outage(100));
+        // Another send was taken: three more behind it.
+        let lost = (100, 101, 1);
+        let at = Lookup { now: Millis(4000), behind: Some(Millis(3500)) };
+        assert_eq!(writer.looked(100, lost, at), Suspicion::Outage(100));
+        assert_eq!(writer.looked(100, lost, at), Suspicion::Outage(100));
+        assert_eq!(writer.looked(100, lost, at), Suspicion::Message(100));
+        // The first half of a record was taken: its second one is proven at once.
+        let mut writer = Writer::default();
+        assert_eq!(lose(&mut writer, 200, 4, 5000, 0), Suspicion::Halved(2));
+        assert_eq!(lose(&mut writer, 202, 2, 6000, 5500), Suspicion::Halved(1));
+        assert_eq!(lose(&mut writer, 202, 1, 7000, 5500), Suspicion::Message(202));
+        // The next record begins without a history.
+        assert_eq!(lose(&mut writer, 204, 1, 8000, 5500), Suspicion::Outage(204));
     }
 
     #[test]

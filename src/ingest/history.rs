@@ -31,6 +31,13 @@ pub fn end_of_empty_reply(polled: &Polled) -> u64 {
     if polled.current_offset == 0 { 0 } else { polled.current_offset.saturating_add(1) }
 }
 
+/// The same of a log that was read up to offset `cursor`. Behind one message "0" is taken to mean
+/// that one, which retention may have removed: if the log is a new one instead, the next message
+/// in its place tells.
+pub fn end_of_log_read(polled: &Polled, cursor: u64) -> u64 {
+    if polled.current_offset == 0 && cursor == 1 { 1 } else { end_of_empty_reply(polled) }
+}
+
 /// Next offset the log will give out, from a reply that carries messages.
 pub fn end_of_reply(polled: &Polled, last: &Record) -> u64 {
     polled.current_offset.saturating_add(1).max(last.next_offset())

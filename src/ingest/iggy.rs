@@ -8,9 +8,7 @@
 
 use std::time::Duration;
 
-use super::history::{
-    end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last, first_hole,
-};
+use super::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last, first_hole};
 use super::{Mode, Source};
 use crate::batch::Fingerprint;
 use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify};
@@ -72,6 +70,8 @@ pub struct Reader {
     verify: Verify,
     cursor: u64,
     last: Option<Fingerprint>,
+    /// The copy begins at the cursor, which was chosen by number: the log may end before it.
+    ahead: bool,
     prove: bool,
     asked: Option<Ask>,
     per_message: u64,
@@ -100,6 +100,7 @@ impl Reader {
             verify,
             cursor: 0,
             last: None,
+            ahead: false,
             prove: false,
             asked: None,
             per_message: SIZE_GUESS,
@@ -117,11 +118,18 @@ impl Reader {
     pub fn seek(&mut self, cursor: u64, last: Option<Fingerprint>) {
         self.cursor = cursor;
         self.last = last;
+        self.ahead = false;
         self.prove = last.is_some();
         self.asked = None;
         self.idle = Duration::ZERO;
         self.next_at = Millis(0);
         self.not_ready_since = None;
+    }
+
+    /// Nothing was read yet and the cursor was chosen by number: until the log has grown up to it,
+    /// this is caught up. Holds until the first record or the next [`Reader::seek`].
+    pub fn wait_for_cursor(&mut self) {
+        self.ahead = true;
     }
 
     /// The connection is a new one: whatever was asked will not be answered.
@@ -170,6 +178,11 @@ impl Reader {
     /// Since when the log answers less than it held.
     pub fn not_ready_since(&self) -> Option<Millis> {
         self.not_ready_since
+    }
+
+    /// The log was out of sight: how long it answers less counts from its next reply.
+    pub fn forget_not_ready(&mut self) {
+        self.not_ready_since = None;
     }
 
     /// Something says there is news: poll at once.
@@ -255,19 +268,15 @@ impl Reader {
     }
 
     fn replied_empty(&mut self, now: Millis, asked: u64, polled: &Polled) -> Outcome {
-        self.end = end_of_empty_reply(polled);
         self.prove = true;
         self.pause(now);
         // Below the cursor the log must hold the message asked for; at the cursor it may end.
-        // Offset 0 as the last one means "empty" or "one message": behind one message it is the
-        // latter, and the next poll proves it.
-        if asked == 1 && self.cursor == 1 && polled.current_offset == 0 {
-            self.end = 1;
-        }
-        let caught_up = asked == self.cursor && self.end == self.cursor;
+        self.end = end_of_log_read(polled, self.cursor);
+        let not_there_yet = self.ahead && self.end < self.cursor;
+        let caught_up = asked == self.cursor && (self.end == self.cursor || not_there_yet);
         // Retention may have removed everything up to the end: then the end has not moved.
         let emptied = asked < self.cursor && self.end == self.cursor && self.end > 0;
-        if caught_up || (emptied && self.cursor > 1) {
+        if caught_up || emptied {
             self.not_ready_since = None;
             return Outcome::Idle;
         }
@@ -344,6 +353,7 @@ impl Reader {
         let (offset, last) = fingerprint_of_last(last);
         self.cursor = offset + 1;
         self.last = Some(last);
+        self.ahead = false;
         self.wake();
         if polled.count >= ask.count {
             self.count = self.count.saturating_mul(4).min(COUNT_MOST);

@@ -99,6 +99,11 @@ impl Nodes {
         self.configured.iter().any(|known| same_address(known, address))
     }
 
+    /// Whether an address is configured or advertised at all.
+    pub fn names(&self, address: &str) -> bool {
+        self.to_try().iter().any(|known| same_address(known, address))
+    }
+
     /// Where else a send may be tried, in order: configured addresses, then advertised ones that
     /// are not among them.
     pub fn to_try(&self) -> Vec<Arc<str>> {

@@ -59,6 +59,10 @@ reasons! {
     /// The destination refuses for now.
     NOT_ACCEPTED = Degraded "not_accepted",
         "see whether the destination cluster has a leader; retried by itself";
+    /// M13, M15: sends stay unanswered, reads do not.
+    UNANSWERED = Degraded "unanswered",
+        "see why the destination answers no sends; retried by itself. If it takes messages of \
+         others, the one named may be the cause: compare it with what the destination allows";
     /// Nothing moved for `degraded_after`.
     STALLED = Degraded "stalled", "see the destination's load and the last error";
     /// M14: what a cluster advertises leads elsewhere.
@@ -88,6 +92,10 @@ reasons! {
          find out who, then stop the daemon and run `tidegate state rebuild --source … --topic … \
          --partition …`: it finds the place where the copy goes on, or says what to name with \
          --accept-tail";
+    /// I1: a record that does not follow the last one is not sent.
+    OUT_OF_ORDER = Error "out_of_order",
+        "nothing is lost: restart the source and it reads its position from the destination; \
+         please report it, with the log before the stop";
     /// M6, policy `fail`.
     DESTINATION_LOST = Error "destination_lost",
         "the destination topic was deleted or replaced; restore it, or set \

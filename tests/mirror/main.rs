@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
 mod nodes;
+mod outages;
 mod random;
 mod reserve;
 mod world;
@@ -477,24 +478,14 @@ fn damage_on_the_way_is_read_again() {
 }
 
 #[test]
-fn a_message_the_destination_swallows_is_found_by_halving() {
-    let mut w = world(1);
-    w.write(true, 0, 0, 10);
-    w.start(1);
-    w.until("copied", |w| copied(w, 0, 10));
-    w.down.core.faults().set(Fault::DropRequest, Scope::sends(), Times::UntilCleared);
-    w.write(true, 0, 10, 8);
-    w.until("stopped", |w| w.feed(0).condition.reason == "bad_record");
-    assert!(w.feed(0).condition.detail.contains("offset 10"), "{}", w.feed(0).condition.detail);
-}
-
-#[test]
 fn a_nonempty_destination_without_state_needs_a_word_h32() {
     let mut w = world(1);
     w.write(false, 0, 5000, 1000);
     w.write(true, 0, 0, 10);
     w.start(1);
     w.until("stopped", |w| w.feed(0).condition.reason == "nonempty_destination");
+    w.run(3 * SECOND);
+    assert_eq!((w.feed(0).lag_messages, w.feed(0).upstream_end), (10, 10));
     let append = MirrorPlan { on_nonempty_destination: OnNonemptyDestination::Append, ..plan() };
     let mut w = world_with(append, 1);
     w.write(false, 0, 5000, 1000);

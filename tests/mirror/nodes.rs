@@ -443,6 +443,7 @@ fn what_leads_to_another_cluster_decides_nothing_m12() {
                 w.write(true, 0, 105, 5);
                 w.until("moved", |w| copied(w, 0, 110));
                 assert_eq!(w.feed(0).downstream_node.as_deref(), Some("10.0.0.3:1"));
+                assert_eq!(w.feed(0).foreign_nodes, []);
             }
         }
     }

@@ -149,6 +149,7 @@ impl Story {
                 w.tell(FromControl::Pause { source: "test".into(), paused });
                 format!("paused: {paused}")
             }
+            18 => short_pause(rng, w, &mut self.written),
             _ => "wait".into(),
         };
         self.told.push(format!("{} ms: {told}", w.now));
@@ -160,6 +161,25 @@ impl Story {
         };
         w.run(Duration::from_millis(pause));
     }
+}
+
+/// A pause that may end before the sends under way are answered, with more behind them.
+fn short_pause(rng: &mut fastrand::Rng, w: &mut World, written: &mut [u64]) -> String {
+    let slow = Fault::Slow(Duration::from_millis(rng.u64(1..200)));
+    w.down.core.faults().clear_all();
+    w.down.core.faults().set(slow, Scope::sends(), Times::Next(8));
+    for _ in 0..rng.u32(1..4) {
+        let partition = rng.usize(0..written.len());
+        let count = rng.u64(1..20);
+        w.write(true, u32::try_from(partition).unwrap(), written[partition], count);
+        written[partition] += count;
+        w.run(Duration::from_millis(rng.u64(0..60)));
+    }
+    let pause = |paused| FromControl::Pause { source: "test".into(), paused };
+    w.tell(pause(true));
+    w.run(Duration::from_millis(rng.u64(0..100)));
+    w.tell(pause(false));
+    format!("short pause, destination: {slow:?}")
 }
 
 /// Something that happens to the nodes of the destination.

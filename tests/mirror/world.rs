@@ -130,6 +130,8 @@ pub struct World {
     pub most_waiting: usize,
     pub most_copied: u64,
     asked: Questions,
+    /// Replies that wait for a release.
+    held: Vec<(ConnId, u64, Frame)>,
     /// Most in sends that timed out on a connection that is not down yet.
     pub most_dying: usize,
 }
@@ -174,6 +176,7 @@ impl World {
             most_dying: 0,
             memory: Memory::default(),
             asked: Questions::default(),
+            held: Vec::new(),
         }
     }
 
@@ -411,6 +414,18 @@ impl World {
             .collect();
         for conn in lost {
             self.drop_link(conn, ConnError::Lost("cut".into()), Failure::Lost, None);
+        }
+    }
+
+    /// A reply is being held back.
+    pub fn holds_replies(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Replies that were held back arrive.
+    pub fn release_replies(&mut self) {
+        for (conn, transport, frame) in std::mem::take(&mut self.held) {
+            self.later(0, Due::Frame { conn, transport, frame });
         }
     }
 
@@ -775,7 +790,7 @@ impl World {
                     let millis = u64::try_from(delay.as_millis()).unwrap();
                     self.later(millis, Due::Frame { conn, transport, frame });
                 }
-                Effect::Reply(_, How::Hold) => {}
+                Effect::Reply(frame, How::Hold) => self.held.push((conn, transport, frame)),
                 Effect::Reply(_, How::Cut(_)) | Effect::Close => {
                     let cause = ConnError::Lost("closed by peer".into());
                     self.drop_link(conn, cause, Failure::Lost, None);

@@ -107,8 +107,9 @@ pub(super) fn source(
         if feed.partition == 0 && !source.topics.iter().any(is_planned) {
             let subject = format!("sources.{}", source.key);
             let seen = format!(
-                "a position is saved for {} to {}, which include does not list any more; the \
-                 next save forgets it",
+                "a position is saved for {} to {}, which include does not list any more; it is \
+                 kept, and counts again if the topic is listed again; `tidegate state reset` \
+                 forgets it",
                 feed.upstream, feed.downstream
             );
             findings.push(Finding::note(subject, seen));

@@ -1,11 +1,13 @@
 //! From an address to a session: resolve, dial, log in, check the version (M14).
 //!
-//! One named node, or the configured addresses in order, each within `connect_timeout`. A refusal
-//! that trying elsewhere cannot cure (wrong password, untested version) ends the search; anything
-//! else goes on to the next address, and the last error is reported.
+//! One named node, or the configured addresses in order, each within `connect_timeout`. A name may
+//! stand for several socket addresses: each gets an equal part of what is left of that time, so
+//! that one that swallows everything does not hide the others. Whatever one refuses, the next one
+//! is tried; reported is the first refusal that waiting cannot cure (wrong password, untested
+//! version), else the last error.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use monoio::net::TcpStream;
@@ -51,32 +53,40 @@ pub(super) async fn establish(shared: &Shared) -> Result<Established, ConnError>
         match try_address(shared, address).await {
             Ok(established) => return Ok(established),
             Err(_) if shared.is_ending() => break,
-            Err(error @ (ConnError::Login { .. } | ConnError::UntestedServer { .. })) => {
-                return Err(error);
-            }
-            Err(error) => last = error,
+            Err(error) => weigh(&mut last, error),
         }
     }
     Err(shared.cause().unwrap_or(last))
 }
 
-async fn try_address(shared: &Shared, address: &str) -> Result<Established, ConnError> {
-    let timeout = shared.cluster.connect_timeout;
-    let attempt = Attempt { shared, address, expired: Default::default() };
-    let expire = || {
-        attempt.expired.set(true);
-        if let Some(fd) = shared.open_socket() {
-            socket::abort(fd);
-        }
-    };
-    let started = Instant::now();
-    match with_alarm(attempt.run(), monoio::time::sleep(timeout), expire).await {
-        Err(_) if attempt.expired.get() => {
-            let waited = started.elapsed();
-            Err(attempt.unreachable(format!("no connection and login within {waited:.1?}")))
-        }
-        outcome => outcome,
+/// Keeps the error that says most: a refusal that stays, else the newest.
+fn weigh(kept: &mut ConnError, newest: ConnError) {
+    if !matches!(kept, ConnError::Login { .. } | ConnError::UntestedServer { .. }) {
+        *kept = newest;
     }
+}
+
+async fn try_address(shared: &Shared, address: &str) -> Result<Established, ConnError> {
+    let time = shared.cluster.connect_timeout;
+    let started = Instant::now();
+    let attempt = || Attempt { shared, address, expired: Default::default() };
+    let resolving = attempt();
+    let mut found = resolving.within(time, resolving.resolve()).await?;
+    found.truncate(MAX_RESOLVED);
+    let mut last = resolving.unreachable("the name has no address".into());
+    for (index, to) in found.iter().enumerate() {
+        let left = u32::try_from(found.len() - index).unwrap_or(u32::MAX);
+        let part = time.saturating_sub(started.elapsed()) / left;
+        let dialling = attempt();
+        match dialling.within(part, dialling.reach(*to)).await {
+            Ok(established) => return Ok(established),
+            Err(error) => weigh(&mut last, error),
+        }
+        if shared.is_ending() {
+            break;
+        }
+    }
+    Err(last)
 }
 
 struct Attempt<'a> {
@@ -86,27 +96,47 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    async fn run(&self) -> Result<Established, ConnError> {
-        let given_up = || self.expired.get() || self.shared.is_ending();
+    /// Ends a step after `time`.
+    async fn within<T>(
+        &self,
+        time: Duration,
+        step: impl Future<Output = Result<T, ConnError>>,
+    ) -> Result<T, ConnError> {
+        let expire = || {
+            self.expired.set(true);
+            if let Some(fd) = self.shared.open_socket() {
+                socket::abort(fd);
+            }
+        };
+        let started = Instant::now();
+        match with_alarm(step, monoio::time::sleep(time), expire).await {
+            Err(_) if self.expired.get() => {
+                let waited = started.elapsed();
+                Err(self.unreachable(format!("no connection and login within {waited:.1?}")))
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.expired.get() || self.shared.is_ending()
+    }
+
+    async fn resolve(&self) -> Result<Vec<SocketAddr>, ConnError> {
         std::future::poll_fn(|cx| {
             self.shared.register(cx.waker());
             std::task::Poll::Ready(())
         })
         .await;
-        let found = self.shared.resolver.look_up(self.address, given_up).await;
-        let found =
-            found.map_err(|why| ConnError::Resolve { address: self.address.into(), why })?;
-        let mut last = self.unreachable("the name has no address".into());
-        for to in found.into_iter().take(MAX_RESOLVED) {
-            if given_up() {
-                break;
-            }
-            match self.dial(to).await {
-                Ok(stream) => return self.log_in(stream, to).await,
-                Err(error) => last = self.unreachable(error.to_string()),
-            }
+        let found = self.shared.resolver.look_up(self.address, || self.is_given_up()).await;
+        found.map_err(|why| ConnError::Resolve { address: self.address.into(), why })
+    }
+
+    async fn reach(&self, to: SocketAddr) -> Result<Established, ConnError> {
+        match self.dial(to).await {
+            Ok(stream) => self.log_in(stream, to).await,
+            Err(error) => Err(self.unreachable(error.to_string())),
         }
-        Err(last)
     }
 
     async fn dial(&self, to: SocketAddr) -> std::io::Result<TcpStream> {

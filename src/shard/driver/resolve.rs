@@ -24,7 +24,8 @@ const THREADS: usize = 8;
 /// Names that may wait for a thread; more are answered with an error at once.
 const QUEUE: usize = 256;
 
-type Answer = Result<Vec<SocketAddr>, String>;
+/// What a look-up found, or why nothing.
+pub type Answer = Result<Vec<SocketAddr>, String>;
 
 /// Somebody who waits for a name.
 struct Asker {
@@ -110,7 +111,8 @@ impl ResolverThread {
         }))
     }
 
-    fn with(look_up: impl Fn(&str) -> Answer + Send + Sync + 'static) -> ResolverThread {
+    /// Names are looked up by `look_up`.
+    pub fn with(look_up: impl Fn(&str) -> Answer + Send + Sync + 'static) -> ResolverThread {
         ResolverThread { book: Arc::default(), look_up: Arc::new(look_up) }
     }
 

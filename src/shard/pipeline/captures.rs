@@ -20,6 +20,7 @@ impl Pipeline {
             lane: lane(&spec.plan, spec.generation),
             problem: None,
             feeds: Vec::new(),
+            acked_at: None,
             carried: Vec::new(),
             carried_captures: spec.carried.clone(),
         });
@@ -32,6 +33,7 @@ impl Pipeline {
             budget: &mut self.budget,
             lane: &mut source.lane,
             rng: &mut self.rng,
+            acked_at: &mut source.acked_at,
         };
         let capture = Capture::new(spec, &mut ctx);
         self.captures.insert(id, capture);
@@ -110,6 +112,7 @@ impl Pipeline {
             budget: &mut self.budget,
             lane: &mut source.lane,
             rng: &mut self.rng,
+            acked_at: &mut source.acked_at,
         };
         act(capture, &mut ctx);
         self.wake_waiting();

@@ -9,9 +9,8 @@
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
 use crate::batch::{Fingerprint, target};
-use crate::fanout::dispatch::{Suspicion, UNKNOWNS_UNTIL_HALVED};
 use crate::iggy_wire::{PollFrom, Polled, Record};
-use crate::ingest::history::{end_of_empty_reply, end_of_reply, fingerprint, fingerprint_of_last};
+use crate::ingest::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last};
 use crate::shard::reason;
 use crate::statefile::LastMessage;
 
@@ -129,7 +128,7 @@ impl Feed {
         }
         let log_end = match records.last() {
             Some(last) => end_of_reply(polled, last),
-            None => end_of_empty_reply(polled),
+            None => end_of_log_read(polled, compare.position),
         };
         if log_end < compare.position {
             return self.upstream_is_short(ctx, log_end, compare.position);
@@ -258,19 +257,8 @@ impl Feed {
         let Compare { end, position, .. } = compare;
         self.short_log = None;
         self.diverged_once = false;
-        let lost = self.lost_send.take();
-        if let Some(lost) = lost.filter(|_| self.lost_unanswered) {
-            match self.writer.looked(position, lost) {
-                Suspicion::None | Suspicion::Halved(_) => {}
-                Suspicion::Message(offset) => {
-                    let detail = format!(
-                        "the destination never takes the message at upstream offset {offset}: \
-                         sent {} times without an answer",
-                        UNKNOWNS_UNTIL_HALVED
-                    );
-                    return self.fail(ctx, reason::BAD_RECORD, detail);
-                }
-            }
+        if !self.may_send_again(ctx, position) {
+            return;
         }
         if position < self.entry.position {
             self.error(format!(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::budget::{Budget, Holding};
 use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
+use super::doubt::Doubt;
 use super::holdings::LargeSlot;
 use super::locate::Found;
 use super::resume::LOOK_AGAIN;
@@ -35,6 +36,8 @@ pub(super) struct Ctx<'a> {
     pub budget: &'a mut Budget,
     pub lane: &'a mut Lane,
     pub rng: &'a mut fastrand::Rng,
+    /// When a send of this source was acked last.
+    pub acked_at: &'a mut Option<Millis>,
 }
 
 /// Where a feed stands.
@@ -132,11 +135,14 @@ pub(super) struct Feed {
     /// The destination itself left that send without a good answer; a connection that ended for
     /// another reason says nothing about the record (M15).
     pub lost_unanswered: bool,
+    pub doubt: Doubt,
     pub restart: Restart,
     /// A jump was seen and is not explained yet.
     pub jump: Option<Jump>,
     /// One connection saw the log begin above this cursor.
     pub gap_seen: Option<u64>,
+    /// One connection showed another message before this cursor than was read there.
+    pub other_seen: Option<u64>,
     /// Behind the queue lies a gap up to this offset.
     pub gap_to: Option<u64>,
     /// The next thing upstream is a record that cannot be copied.
@@ -219,9 +225,11 @@ impl Feed {
             unsettled_since: (started && !clean && exact).then_some(now.mono),
             lost_send: None,
             lost_unanswered: false,
+            doubt: Doubt::new(&plan),
             restart: Restart::No,
             jump: None,
             gap_seen: None,
+            other_seen: None,
             gap_to: None,
             bad: None,
             wide: false,
@@ -378,7 +386,7 @@ impl Feed {
     /// Says how it is; `since` moves only when the reason does.
     pub fn say(&mut self, reason: Reason, detail: impl Into<String>, now: Now) {
         let detail = detail.into();
-        if self.search.hides(reason) {
+        if self.search.hides(reason) || self.doubt.hides(reason) {
             return;
         }
         if self.condition.reason == reason.code && self.condition.status == reason.status {
@@ -475,6 +483,9 @@ impl Feed {
         let ours = matches!(cause, ConnError::Closed | ConnError::TooLarge { .. });
         if !ours {
             self.error(cause.to_string());
+        }
+        if !ours {
+            self.forget_sightings(conn);
         }
         if conn == self.up {
             self.identified = false;

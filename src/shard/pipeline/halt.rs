@@ -1,6 +1,7 @@
 //! How a feed stops moving by somebody's word, and begins again (O2, T2).
 
 use super::feed::{Ctx, Feed, Stage};
+use crate::shard::event::ConnId;
 use crate::shard::reason;
 
 impl Feed {
@@ -10,15 +11,30 @@ impl Feed {
             return;
         }
         self.say(reason::PAUSED, "", ctx.now);
-        self.writer.clear_queue();
         if self.writer.is_waiting() {
+            // A word to go on may come before the answer: what was read stays in its place.
             return;
         }
         self.clean |= matches!(self.stage, Stage::Streaming | Stage::Saving { .. })
             && self.unsettled_since.is_none();
         self.drop_buffers(ctx);
+        self.forget_sightings(self.up);
+        self.forget_sightings(self.down);
         self.round += 1;
         self.stage = Stage::Paused;
+    }
+
+    /// A side was not looked at for a while: what has to stay as it is for some time to be
+    /// believed begins anew with the next sight of it.
+    pub(super) fn forget_sightings(&mut self, side: ConnId) {
+        if side == self.up {
+            self.short_log = None;
+            self.reader.forget_not_ready();
+        }
+        if side == self.down {
+            self.short_tail = None;
+            self.absent_since = None;
+        }
     }
 
     /// Begins again from the saved position, as after a start of the daemon (T2).
@@ -30,6 +46,7 @@ impl Feed {
         self.divergence = None;
         self.diverged_once = false;
         self.backoff.reset();
+        self.doubt.ends();
         self.say(reason::CONNECTING, "", ctx.now);
         self.restart_resume(ctx);
     }

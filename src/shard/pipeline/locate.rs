@@ -128,6 +128,16 @@ impl Feed {
         self.settled(ctx, start, None, end);
     }
 
+    /// Where `initial_offset` is a number and nothing was copied from there yet, the log may still
+    /// end before it.
+    pub(super) fn wait_for_start(&mut self) {
+        let position = self.entry.position;
+        let is_start = self.map.pieces().last().is_some_and(|it| it.from_upstream == position);
+        if is_start && self.spec.plan.initial_offset == InitialOffset::At(position) {
+            self.reader.wait_for_cursor();
+        }
+    }
+
     /// True once an upstream log that holds messages has answered none for `reset_grace`.
     fn log_stays(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let now = ctx.now.mono;

@@ -13,6 +13,7 @@ mod capture;
 mod captures;
 mod compare;
 pub mod conns;
+mod doubt;
 mod feed;
 mod halt;
 mod holdings;
@@ -64,6 +65,8 @@ struct Source {
     lane: Lane,
     problem: Option<SaveError>,
     feeds: Vec<FeedId>,
+    /// When a send of it was acked last.
+    acked_at: Option<Millis>,
     /// Entries of the file whose feeds do not run, saved as they are: a topic that left the plan
     /// may come back.
     carried: Vec<FeedState>,
@@ -302,6 +305,7 @@ impl Pipeline {
             lane: Lane::new(interval, generation),
             problem: None,
             feeds: Vec::new(),
+            acked_at: None,
             carried: Vec::new(),
             carried_captures: Vec::new(),
         })
@@ -420,6 +424,7 @@ impl Pipeline {
             budget: &mut self.budget,
             lane: &mut source.lane,
             rng: &mut self.rng,
+            acked_at: &mut source.acked_at,
         };
         act(feed, &mut ctx);
         self.wake_waiting();

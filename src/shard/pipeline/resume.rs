@@ -160,7 +160,8 @@ impl Feed {
                 return;
             }
         }
-        if let Some(detail) = self.divergence.take().filter(|_| self.restart == Restart::No) {
+        // Only another topic explains it; another history upstream does not.
+        if let Some(detail) = self.divergence.take().filter(|_| self.restart != Restart::Refill) {
             return self.fail(ctx, reason::DIVERGED, detail);
         }
         if info.partitions_count <= self.spec.partition && !self.is_balanced() {
@@ -370,6 +371,7 @@ impl Feed {
         self.clean = false;
         self.writer.restart(end);
         self.reader.seek(position, last);
+        self.wait_for_start();
         self.moved_at = ctx.now.mono;
         self.return_question(ctx);
         self.release_slot(ctx);

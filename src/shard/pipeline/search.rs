@@ -111,6 +111,10 @@ impl Feed {
     pub(super) fn find_node(&mut self, ctx: &mut Ctx<'_>) {
         self.search.highest = None;
         self.ask_roster(ctx);
+        if let Some(nodes) = ctx.conns.nodes(self.down) {
+            // By now the node in use has shown the right topic.
+            self.strangers.keep_named(nodes);
+        }
         match ctx.conns.nodes(self.down).map(Nodes::are_several) {
             None => self.stage = Stage::Searching(Searching::Roster),
             Some(false) => self.ask_tail(ctx),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::feed::{Ctx, Feed};
 use crate::iggy_wire::TopicInfo;
 use crate::shard::ballot;
+use crate::shard::nodes::Nodes;
 use crate::shard::snapshot::ForeignNode;
 use crate::time::Millis;
 
@@ -59,6 +60,12 @@ impl Strangers {
         self.known.retain(|known| *known.node.address != *address);
     }
 
+    /// What a node of the cluster names is known: an address that it does not is nobody's business
+    /// any more.
+    pub(super) fn keep_named(&mut self, nodes: &Nodes) {
+        self.known.retain(|known| nodes.names(&known.node.address));
+    }
+
     /// For status.
     pub(super) fn shown(&self) -> Vec<ForeignNode> {
         self.known.iter().map(|known| known.node.clone()).collect()
@@ -104,5 +111,23 @@ impl Feed {
         if std::mem::take(&mut self.goes_home) {
             self.leave_node(ctx);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::event::Place;
+
+    #[test]
+    fn only_addresses_that_are_named_are_strangers_m14() {
+        let mut strangers = Strangers::default();
+        strangers.met(&"10.0.0.9:1".into(), "shows another topic".into(), Millis(0));
+        strangers.met(&"10.0.0.1:1".into(), "shows another topic".into(), Millis(0));
+        let place = Place { peer: "10.0.0.1:1".into(), address: "10.0.0.1:1".into() };
+        strangers.keep_named(&Nodes::new(&["10.0.0.1:1".into()], &[], &place));
+        let shown: Vec<_> = strangers.shown().into_iter().map(|node| node.address).collect();
+        assert_eq!(shown, ["10.0.0.1:1".into()]);
+        assert!(!strangers.shuns("10.0.0.9:1", Millis(1)));
     }
 }

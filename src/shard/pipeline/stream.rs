@@ -57,6 +57,10 @@ impl Feed {
         if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
             return self.return_unused_copy(ctx);
         }
+        let next = self.writer.next_upstream();
+        if let Some(next) = next.filter(|next| *next != self.entry.position) {
+            return self.out_of_order(ctx, next);
+        }
         let most = self.record_most();
         let copies = self.writer.next_copies(ctx.now.mono, most) as u64;
         if copies > 0 && !ctx.budget.reserve.borrow(self.spec.id, Use::Renumber, copies) {
@@ -65,6 +69,7 @@ impl Feed {
         match self.writer.next(ctx.now.mono, most) {
             Ok(None) => self.wake_for(self.writer.next_at()),
             Ok(Some(record)) => {
+                self.doubt.sends(*ctx.acked_at);
                 let (name, to) = (self.topic().downstream.clone(), self.send_to());
                 let send = Request::Send { stream: name.stream, topic: name.topic, to, record };
                 self.request(ctx, send, Purpose::Send, RESERVE_LEAST);
@@ -218,12 +223,22 @@ impl Feed {
             Outcome::NotReady(detail) => self.not_ready(ctx, detail),
             Outcome::Jump { found } => self.jumped(ctx, found),
             Outcome::Wrong(detail) => self.distrust(ctx, detail),
-            Outcome::OtherHistory(detail) => {
-                if self.history_changed(ctx, detail) {
-                    self.restart_resume(ctx);
-                }
-            }
+            Outcome::OtherHistory(detail) => self.other_message(ctx, detail),
             Outcome::Bad(error) => self.bad_record(ctx, error.offset, error.why),
+        }
+    }
+
+    /// Another message stands where the last one was read: damaged on the way, or another log. A
+    /// second connection must see the same.
+    fn other_message(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        let cursor = self.cursor();
+        if self.other_seen != Some(cursor) {
+            self.other_seen = Some(cursor);
+            self.error(detail);
+            ctx.conns.close(self.up, ctx.out);
+        } else if self.history_changed(ctx, detail) {
+            self.other_seen = None;
+            self.restart_resume(ctx);
         }
     }
 
@@ -241,6 +256,7 @@ impl Feed {
     }
 
     fn running(&mut self, ctx: &mut Ctx<'_>) {
+        self.other_seen = None;
         self.backoff.reset();
         self.say(reason::RUNNING, "", ctx.now);
     }
@@ -354,6 +370,7 @@ impl Feed {
         self.map.push(to, self.writer.next_offset());
         self.entry.position = to;
         self.reader.seek(to, None);
+        self.wait_for_start();
         self.save_first(ctx);
     }
 
@@ -478,26 +495,35 @@ impl Feed {
     }
 
     fn acked(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        if record.first_offset() != self.entry.position {
+            return self.out_of_order(ctx, record.first_offset());
+        }
         let position = record.next_offset();
-        assert!(
-            position > self.entry.position,
-            "I1: acked {position} after {} within an epoch",
-            self.entry.position
-        );
         self.entry.position = position;
         self.entry.last = Some(last_message(record));
         self.entry.counters.messages += u64::from(record.count());
         self.entry.counters.bytes += record.len() as u64;
         self.moved_at = ctx.now.mono;
         self.commit_failures = 0;
+        *ctx.acked_at = Some(ctx.now.mono);
         self.search.accepted();
         self.clean = false;
         ctx.budget.acked(&mut self.holding, position);
         self.release_empty_slot(ctx);
         self.touch(ctx);
-        if self.condition.reason == reason::NOT_ACCEPTED.code {
+        if self.doubt.ends() || self.condition.reason == reason::NOT_ACCEPTED.code {
             self.say(reason::RUNNING, "", ctx.now);
         }
+    }
+
+    /// The next record does not begin where the last one ended (I1): whatever led here, going on
+    /// would leave messages out.
+    fn out_of_order(&mut self, ctx: &mut Ctx<'_>, found: u64) {
+        let detail = format!(
+            "upstream offset {found} came up, the next one to copy is {}",
+            self.entry.position
+        );
+        self.fail(ctx, reason::OUT_OF_ORDER, detail);
     }
 
     fn send_unknown(&mut self, ctx: &mut Ctx<'_>, what: &str) {

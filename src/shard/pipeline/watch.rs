@@ -152,7 +152,10 @@ impl Pipeline {
         let (source, topic) = (feed.spec.plan.key.clone(), feed.spec.topic);
         for feed in self.feeds.values_mut() {
             let ours = feed.spec.plan.key == source && feed.spec.topic == topic;
-            let same = info.created_at == feed.entry.upstream_created_at;
+            let entry = &feed.entry;
+            let known =
+                if feed.started { entry.upstream_created_at } else { feed.upstream_created_at };
+            let same = info.created_at == known;
             let row = info.partitions.iter().find(|row| row.id == feed.spec.partition);
             if let Some(row) = row.filter(|_| ours && same && feed.is_blind(now.mono)) {
                 let empty = row.messages_count == 0 && row.current_offset == 0;
