@@ -300,6 +300,29 @@ fn a_slot_that_is_dropped_while_it_is_read_is_missed_at_once() {
 }
 
 #[test]
+fn a_refused_source_that_was_mended_runs_again_by_the_admin_interface_t2() {
+    let stage = Stage::new(ORDERS, BOUND);
+    let mut daemon = stage.streaming();
+    insert(&stage.pg, 1..=1);
+    stage.wait_for(&mut daemon, "orders", 1);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    stage.pg.sql(&format!("alter publication {SLOT} drop table orders"));
+    stage.pg.sql(
+        "select pg_terminate_backend(pid) from pg_stat_activity \
+         where application_name = 'tidegate'",
+    );
+    ends_with(&stage, &mut daemon, "table_not_published", &["orders"]);
+    stage.pg.sql(&format!("alter publication {SLOT} add table orders"));
+    let (code, body) = daemon.order("/sources/shop/restart").expect("an answer");
+    assert_eq!(code, 200, "{body}");
+    stage.running(&mut daemon, "shop");
+    insert(&stage.pg, 2..=2);
+    assert_eq!(row_ids(&stage.wait_for(&mut daemon, "orders", 2)), [1, 2]);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+}
+
+#[test]
 fn a_restored_database_whose_log_ends_earlier_is_refused() {
     let stage = Stage::new(ORDERS, BOUND);
     let mut daemon = stage.streaming();

@@ -180,9 +180,7 @@ impl Capture {
 
     /// News of one of the sessions with Postgres.
     pub fn postgres(&mut self, ctx: &mut Ctx<'_>, conn: PgConnId, event: PgEvent) {
-        if !self.is_ended() {
-            self.session_event(ctx, conn, event);
-        }
+        self.session_event(ctx, conn, event);
     }
 
     /// A connection to the destination cluster came up or went down.

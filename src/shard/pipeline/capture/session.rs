@@ -321,7 +321,11 @@ impl Capture {
         let is_query = conn == self.sessions.query.conn;
         let session =
             if is_query { &mut self.sessions.query } else { &mut self.sessions.replication };
+        // Once it is being closed, or the capture has ended, its end alone is news.
+        let is_over = matches!(session.state, State::Closing) || matches!(self.stage, Stage::Ended);
         match event {
+            PgEvent::Down(cause) => self.session_down(ctx, is_query, cause),
+            _ if is_over => {}
             PgEvent::Up(info) => {
                 session.state = State::Up(info);
                 if let Some(confirm) = self.progress.confirm.as_mut().filter(|_| is_query) {
@@ -331,7 +335,6 @@ impl Capture {
                     self.dial(ctx);
                 }
             }
-            PgEvent::Down(cause) => self.session_down(ctx, is_query, cause),
             PgEvent::Answer(answer) => {
                 let asked = session.asked.pop_front();
                 self.answered(ctx, asked, is_query, answer);

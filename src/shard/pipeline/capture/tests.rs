@@ -370,3 +370,22 @@ fn a_half_done_transaction_that_does_not_come_again_stops_neither_saves_nor_the_
     world.restart(0);
     assert_eq!(world.capture(0).entry.unfinished, None);
 }
+
+#[test]
+fn a_refused_source_that_was_mended_runs_again_by_a_restart() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let slot = world.db.slot.take();
+    world.lose(0);
+    world.pass(60_000);
+    assert!(world.capture(0).is_ended() && world.reason(0) == "slot_missing");
+    let (starts, logins) = (world.starts.len(), world.logins);
+    // Still refused, then mended.
+    world.restart(0);
+    assert!(world.capture(0).is_ended() && world.logins == logins + 2);
+    world.db.slot = slot;
+    world.restart(0);
+    assert!(matches!(world.capture(0).stage, Stage::Streaming), "{}", world.reason(0));
+    assert_eq!((world.starts.len(), world.logins), (starts + 1, logins + 4));
+    world.bring(0, &transactions(&[0x3800]));
+    assert_eq!(world.capture(0).progress.pending(), 1);
+}
