@@ -24,8 +24,8 @@ pub(super) struct GivenUp {
 
 /// A transaction whose rows are passed over until its end.
 pub(super) struct Passing {
-    order: u64,
-    final_lsn: Lsn,
+    pub order: u64,
+    pub final_lsn: Lsn,
 }
 
 impl Capture {
@@ -48,8 +48,8 @@ impl Capture {
     }
 
     /// A transaction ended; it may be the one that is passed over.
-    pub(super) fn passed(&mut self, ctx: &mut Ctx<'_>, end: Lsn) {
-        let Some(passing) = self.passing.take_if(|passing| end > passing.final_lsn) else {
+    pub(super) fn passed(&mut self, ctx: &mut Ctx<'_>, final_lsn: Lsn, end: Lsn) {
+        let Some(passing) = self.passing.take_if(|passing| final_lsn >= passing.final_lsn) else {
             return;
         };
         self.sink.given_up = None;

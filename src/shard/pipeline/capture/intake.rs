@@ -211,9 +211,9 @@ impl Capture {
     fn after(&mut self, ctx: &mut Ctx<'_>, after: After) {
         match after {
             After::Nothing => {}
-            After::Ended(lsn) => {
-                self.progress.transaction_ended(lsn);
-                self.passed(ctx, lsn);
+            After::Ended { final_lsn, end_lsn } => {
+                self.progress.transaction_ended(end_lsn);
+                self.passed(ctx, final_lsn, end_lsn);
             }
             After::Keepalive { wal_end, reply_requested } => {
                 let between = self.intake.stream.as_ref().is_none_or(Stream::is_between);
@@ -388,7 +388,7 @@ impl Capture {
 /// What an item asks of the capture beyond its row.
 pub(super) enum After {
     Nothing,
-    Ended(crate::pg_wire::Lsn),
+    Ended { final_lsn: crate::pg_wire::Lsn, end_lsn: crate::pg_wire::Lsn },
     Keepalive { wal_end: crate::pg_wire::Lsn, reply_requested: bool },
     Spill(Spill),
 }
@@ -407,9 +407,9 @@ impl super::sink::Sink {
                 self.row(&row).map_err(Trouble::Row)?;
                 After::Nothing
             }
-            Item::TransactionEnd { end_lsn, .. } => {
+            Item::TransactionEnd { end_lsn, final_lsn, .. } => {
                 self.last = None;
-                After::Ended(end_lsn)
+                After::Ended { final_lsn, end_lsn }
             }
             Item::Keepalive { wal_end, reply_requested } => {
                 After::Keepalive { wal_end, reply_requested }

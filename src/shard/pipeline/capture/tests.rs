@@ -389,3 +389,39 @@ fn a_refused_source_that_was_mended_runs_again_by_a_restart() {
     world.bring(0, &transactions(&[0x3800]));
     assert_eq!(world.capture(0).progress.pending(), 1);
 }
+
+fn line(at: u64, text: &str) -> Vec<u8> {
+    wire::data(Lsn(at), text.as_bytes())
+}
+
+/// The same as [`transaction`], as test_decoding says it: one row after the other, and the end of
+/// the commit record alone.
+fn lines(xid: u32, end: u64, rows: usize) -> Vec<Vec<u8>> {
+    let text = "table public.orders: INSERT: id[integer]:1 note[text]:'a'";
+    let mut all = vec![line(0, &format!("BEGIN {xid}"))];
+    all.extend((0..rows).map(|_| line(0, text)));
+    all.push(line(end, &format!("COMMIT {xid} (at 2024-03-01 00:00:00+00)")));
+    all
+}
+
+#[test]
+fn giving_up_a_transaction_of_lines_ends_with_it() {
+    let mut db = Fake::set_up();
+    db.slot.as_mut().expect("a slot")[0].1 = Some("test_decoding".into());
+    db.columns.retain(|_| true);
+    let plan = plan("shop", "decoder = \"test_decoding\"\n");
+    let mut world = World::new(db, std::slice::from_ref(&plan));
+    assert!(matches!(world.capture(0).stage, Stage::Streaming), "{}", world.reason(0));
+    // So long that the batch is closed in the middle of it, with no room for the rest.
+    let final_lsn = Lsn(0x4000);
+    world.pipeline.captures.get_mut(&FeedId(0)).expect("the capture").sink.given_up =
+        Some(final_lsn);
+    world.pipeline.captures.get_mut(&FeedId(0)).expect("the capture").passing =
+        Some(give_up::Passing { order: 1, final_lsn });
+    world.bring(0, &lines(7, 0x4000, 3));
+    let Some(Ok(words)) = world.answers.pop() else { panic!("{:?}", world.answers) };
+    assert!(words.contains("0/4000"), "{words}");
+    world.bring(0, &lines(8, 0x4100, 1));
+    assert_eq!(world.capture(0).oldest_pending(), Some(Lsn(0x4100)), "the next one waits");
+    assert_eq!(world.capture(0).entry.end_lsn, 0x4000);
+}
