@@ -8,6 +8,7 @@
 //! without keeping its rows; until then the position stays, and a crash forgets the order.
 
 use super::Capture;
+use super::progress::Boundary;
 use crate::ingest::postgres_cdc::position::Position;
 use crate::pg_wire::Lsn;
 use crate::shard::event::{Command, ToControl};
@@ -80,9 +81,15 @@ impl Capture {
         }
         self.submit(ctx);
         let through = range.through.map(Lsn);
-        let Some((batch, end)) = self.progress.boundary(through) else {
+        let Some(Boundary { batch, end, takes_more }) = self.progress.boundary(through) else {
             return self.pass_over(ctx, order, through);
         };
+        if let Some(through) = through.filter(|_| takes_more) {
+            return Err(format!(
+                "what holds {through} was sent together with transactions behind it, and is given \
+                 up with them or not at all: the first end that can be given up is {end}"
+            ));
+        }
         let first = Lsn(self.entry.end_lsn);
         self.progress.given_up(batch);
         self.sink.outlet.abandon(ctx.now.mono, batch);

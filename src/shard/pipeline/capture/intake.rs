@@ -211,9 +211,13 @@ impl Capture {
     fn after(&mut self, ctx: &mut Ctx<'_>, after: After) {
         match after {
             After::Nothing => {}
-            After::Ended { final_lsn, end_lsn } => {
-                self.progress.transaction_ended(end_lsn);
+            After::Ended { final_lsn, end_lsn, rows } => {
+                let spans = self.progress.transaction_ended(end_lsn, rows);
                 self.passed(ctx, final_lsn, end_lsn);
+                // What it began in an earlier batch can be given up with nothing behind it (C5).
+                if spans {
+                    self.submit(ctx);
+                }
             }
             After::Keepalive { wal_end, reply_requested } => {
                 let between = self.intake.stream.as_ref().is_none_or(Stream::is_between);
@@ -388,8 +392,16 @@ impl Capture {
 /// What an item asks of the capture beyond its row.
 pub(super) enum After {
     Nothing,
-    Ended { final_lsn: crate::pg_wire::Lsn, end_lsn: crate::pg_wire::Lsn },
-    Keepalive { wal_end: crate::pg_wire::Lsn, reply_requested: bool },
+    /// `rows`: some of it are in the batch under construction.
+    Ended {
+        final_lsn: crate::pg_wire::Lsn,
+        end_lsn: crate::pg_wire::Lsn,
+        rows: bool,
+    },
+    Keepalive {
+        wal_end: crate::pg_wire::Lsn,
+        reply_requested: bool,
+    },
     Spill(Spill),
 }
 
@@ -408,8 +420,7 @@ impl super::sink::Sink {
                 After::Nothing
             }
             Item::TransactionEnd { end_lsn, final_lsn, .. } => {
-                self.last = None;
-                After::Ended { final_lsn, end_lsn }
+                After::Ended { final_lsn, end_lsn, rows: self.last.take().is_some() }
             }
             Item::Keepalive { wal_end, reply_requested } => {
                 After::Keepalive { wal_end, reply_requested }

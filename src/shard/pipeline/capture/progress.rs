@@ -21,8 +21,19 @@ const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
 struct Closed {
     batch: u64,
     end: Position,
+    /// Where the last transaction with rows in it begins, at the earliest.
+    last_start: Lsn,
     messages: u64,
     transactions: u64,
+}
+
+/// What can be given up: batches up to this one, which ends with a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Boundary {
+    pub batch: u64,
+    pub end: Lsn,
+    /// It also has rows of transactions behind the one that was named.
+    pub takes_more: bool,
 }
 
 /// Positions of a capture.
@@ -44,6 +55,8 @@ pub(super) struct Progress {
     /// Position of the last batch, and transactions that ended since.
     submitted: Position,
     transactions: u64,
+    /// End of what came before the last transaction with rows.
+    last_start: Lsn,
 }
 
 impl Progress {
@@ -62,6 +75,7 @@ impl Progress {
             closed: VecDeque::new(),
             submitted: durable,
             transactions: 0,
+            last_start: durable.end_lsn,
         }
     }
 
@@ -70,6 +84,7 @@ impl Progress {
         self.submitted = position_of(entry);
         self.ended = self.submitted.end_lsn;
         self.wal_end = self.ended;
+        self.last_start = self.ended;
         self.closed.clear();
         self.transactions = 0;
     }
@@ -92,13 +107,20 @@ impl Progress {
         self.confirm = Some(confirm);
     }
 
-    pub fn transaction_ended(&mut self, end_lsn: Lsn) {
+    /// A transaction is complete; `rows`: some of it are in the batch under construction. Gives
+    /// whether others are in an earlier one.
+    pub fn transaction_ended(&mut self, end_lsn: Lsn, rows: bool) -> bool {
+        let spans = self.submitted.unfinished.is_some();
+        if rows || spans {
+            self.last_start = self.ended;
+        }
         self.ended = self.ended.max(end_lsn);
         self.wal_end = self.wal_end.max(end_lsn);
         self.transactions += 1;
         if let Some(confirm) = &mut self.confirm {
             confirm.ended(end_lsn);
         }
+        spans
     }
 
     pub fn keepalive(
@@ -140,7 +162,8 @@ impl Progress {
         let end = self.reached(last);
         let transactions = std::mem::take(&mut self.transactions);
         self.submitted = end;
-        self.closed.push_back(Closed { batch, end, messages, transactions });
+        let last_start = self.last_start;
+        self.closed.push_back(Closed { batch, end, last_start, messages, transactions });
     }
 
     /// No transaction ends between the last one and `to`. Of the one behind it rows may be on
@@ -164,14 +187,18 @@ impl Progress {
     }
 
     /// The first batch that ends with a transaction at or behind `through`; `None` through: the
-    /// last one. Its number and where it ends.
-    pub fn boundary(&self, through: Option<Lsn>) -> Option<(u64, Lsn)> {
+    /// last one.
+    pub fn boundary(&self, through: Option<Lsn>) -> Option<Boundary> {
         let whole = |closed: &&Closed| closed.end.unfinished.is_none();
         let found = match through {
             Some(lsn) => self.closed.iter().filter(whole).find(|c| c.end.end_lsn >= lsn),
             None => self.closed.iter().rev().find(whole),
         };
-        found.map(|closed| (closed.batch, closed.end.end_lsn))
+        found.map(|closed| Boundary {
+            batch: closed.batch,
+            end: closed.end.end_lsn,
+            takes_more: through.is_some_and(|lsn| lsn <= closed.last_start),
+        })
     }
 
     /// The transaction that the last batch ends in, by its final LSN.

@@ -425,3 +425,34 @@ fn giving_up_a_transaction_of_lines_ends_with_it() {
     assert_eq!(world.capture(0).oldest_pending(), Some(Lsn(0x4100)), "the next one waits");
     assert_eq!(world.capture(0).entry.end_lsn, 0x4000);
 }
+
+#[test]
+fn never_more_is_given_up_than_was_asked_c5() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let commits: Vec<u64> = (0..50).map(|n| 0x3800 + n * 0x40).collect();
+    world.bring(0, &transactions(&commits));
+    let (first, last) = (commits[0], commits[49] + 0x20);
+    for through in [first, first + 0x20, commits[48] + 0x20] {
+        let answer = world.abandon(0, Some(through)).expect("an answer");
+        let Err(crate::shard::order::Refused::Conflict(why)) = answer else { panic!("{answer:?}") };
+        assert!(why.contains(&Lsn(last).to_string()), "{why}");
+    }
+    assert_eq!((world.capture(0).entry.end_lsn, world.capture(0).entry.gaps.len()), (0x3000, 0));
+    world.abandon(0, Some(last)).expect("an answer").expect("the end that was named");
+    assert_eq!(world.capture(0).entry.end_lsn, last);
+}
+
+#[test]
+fn a_transaction_of_several_batches_is_given_up_without_those_behind_it_c5() {
+    let mut world = World::streaming(&plan("shop", ""));
+    world.bring(0, &[table(), begin(0x4000), row(b"a")]);
+    world.pass(1_000);
+    assert_eq!(world.capture(0).oldest_pending(), Some(Lsn(0x4000)), "one of its batches");
+    let mut rest = vec![row(b"b"), commit(0x4000, 0x4020)];
+    rest.extend([0x4100, 0x4200].into_iter().flat_map(transaction));
+    world.bring(0, &rest);
+    world.pass(1_000);
+    world.abandon(0, Some(0x4000)).expect("an answer").expect("given up");
+    assert_eq!(world.capture(0).entry.end_lsn, 0x4020);
+    assert_eq!(world.capture(0).oldest_pending(), Some(Lsn(0x4220)), "the others still wait");
+}
