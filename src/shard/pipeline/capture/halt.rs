@@ -54,6 +54,11 @@ impl Capture {
         }
         self.say(reason::PAUSED, "", ctx.now);
         self.end_sessions(ctx);
+        // The daemon has one such slot: what fills it is read again when it goes on.
+        if self.intake.holds_slot() {
+            self.forget(ctx);
+            self.release_slot(ctx);
+        }
         self.stage = Stage::Paused;
     }
 

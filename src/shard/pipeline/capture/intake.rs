@@ -81,6 +81,11 @@ impl Intake {
         self.large = Some(size);
     }
 
+    /// The daemon-wide slot is ours.
+    pub fn holds_slot(&self) -> bool {
+        self.slot == Slot::Held
+    }
+
     fn bytes(&self) -> u64 {
         let spooled = self.stream.as_ref().map_or(0, |stream| stream.spooled().0);
         (self.chunk.as_ref().map_or(0, Bytes::len) + spooled) as u64

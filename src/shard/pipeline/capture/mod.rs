@@ -209,6 +209,11 @@ impl Capture {
         self.condition = condition;
         self.stop_passing(ctx, "the source stopped");
         self.end_sessions(ctx);
+        // Others need the room; what waits is read again when it is begun again.
+        self.forget(ctx);
+        self.empty(ctx);
+        self.release_slot(ctx);
+        self.account(ctx);
         self.stage = Stage::Ended;
         if self.started {
             self.touch(ctx);

@@ -486,6 +486,18 @@ impl Capture {
         }
     }
 
+    /// Lets go of transactions that wait for their commit: no stream goes on with them.
+    pub(super) fn empty(&mut self, ctx: &mut Ctx<'_>) {
+        let (Some(stream), Some(done)) = (&mut self.intake.stream, &self.sessions.done) else {
+            return;
+        };
+        let position = self.progress.read_until();
+        let files = stream.restart(position, done.config_hash, done.binary, Vec::new());
+        for xid in files {
+            self.spill(ctx, Spill::Drop { xid });
+        }
+    }
+
     /// Ends the stream; what was read stays.
     pub(super) fn end_sessions(&mut self, ctx: &mut Ctx<'_>) {
         self.sessions.replication.close(ctx);

@@ -456,3 +456,37 @@ fn a_transaction_of_several_batches_is_given_up_without_those_behind_it_c5() {
     assert_eq!(world.capture(0).entry.end_lsn, 0x4020);
     assert_eq!(world.capture(0).oldest_pending(), Some(Lsn(0x4220)), "the others still wait");
 }
+
+#[test]
+fn a_capture_that_stops_or_rests_leaves_buffers_and_large_slot_to_the_others() {
+    let plans = [plan("shop", ""), plan("other", "")];
+    for pause in [false, true] {
+        let mut world = World::new(Fake::set_up(), &plans);
+        world.bring(0, &transactions(&[0x3800]));
+        // More than the shard's buffers have.
+        let size = 60 << 20;
+        let too_large = Event::Pg { conn: PgConnId(1), event: PgEvent::TooLarge { size } };
+        world.granted.retain(|conn| *conn != PgConnId(1));
+        world.events.push(too_large);
+        world.run();
+        assert_eq!(world.slots, [(FeedId(0), true)]);
+        world.tell(FromControl::LargeSlotGranted { feed: FeedId(0) });
+        assert!(world.capture(0).intake.holds_slot());
+        let note = vec![b'x'; 8 << 20];
+        world.bring(0, &[begin(0x3900), row(&note)]);
+        assert!(world.capture(0).intake.holds_slot(), "it waits for the destination");
+        let held = world.pipeline.budget.held();
+        if pause {
+            let source = plans[0].key.clone();
+            world.tell(FromControl::Pause { source, paused: true });
+            assert!(matches!(world.capture(0).stage, Stage::Paused));
+        } else {
+            world.db.slot = None;
+            world.lose(0);
+            world.pass(60_000);
+            assert!(world.capture(0).is_ended());
+        }
+        assert_eq!(world.slots.last(), Some(&(FeedId(0), false)), "others may have it");
+        assert!(world.pipeline.budget.held() + note.len() as u64 <= held);
+    }
+}
