@@ -64,6 +64,7 @@ impl Capture {
     pub(super) fn stop_passing(&mut self, ctx: &mut Ctx<'_>, why: &str) {
         if let Some(passing) = self.passing.take() {
             self.sink.given_up = None;
+            self.progress.restart(&self.entry);
             answer(ctx, passing.order, Err(Refused::Conflict(why.into())));
         }
     }

@@ -504,6 +504,7 @@ impl Capture {
         self.sessions.query.close(ctx);
         self.intake.reset();
         self.progress.confirm = None;
+        self.stop_passing(ctx, "the session with the database ended before the transaction's end");
         // Rows read and not yet in a batch are: the next stream goes on behind them.
         self.submit(ctx);
     }

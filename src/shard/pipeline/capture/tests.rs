@@ -490,3 +490,20 @@ fn a_capture_that_stops_or_rests_leaves_buffers_and_large_slot_to_the_others() {
         assert!(world.pipeline.budget.held() + note.len() as u64 <= held);
     }
 }
+
+#[test]
+fn an_order_to_give_up_ends_with_its_session_and_loses_nothing() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let mut bodies = transactions(&[0x3800]);
+    bodies.extend([begin(0x4000), row(b"b")]);
+    world.bring(0, &bodies);
+    assert_eq!(world.abandon(0, None), None, "its end is not read yet");
+    world.lose(0);
+    let answer = world.answers.pop().expect("an answer");
+    assert!(matches!(answer, Err(crate::shard::order::Refused::Conflict(_))), "{answer:?}");
+    world.pass(60_000);
+    assert_eq!(world.capture(0).entry.end_lsn, 0x3000, "nothing was given up");
+    world.bring(0, &transactions(&[0x3800, 0x4000, 0x4100]));
+    assert_eq!(world.capture(0).progress.read_until().end_lsn, Lsn(0x4120));
+    assert!(world.capture(0).progress.pending() > 0);
+}
