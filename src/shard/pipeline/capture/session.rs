@@ -262,6 +262,8 @@ impl Capture {
         self.sink.timelines = done.timelines.clone();
         self.progress.config_hash = done.config_hash;
         self.sessions.done = Some(done);
+        // It was said of what was missing at this start, not of what will be.
+        self.spec.accept_gap = false;
         if changed {
             let generation = self.save_first(ctx);
             self.stage = Stage::Saving { generation };

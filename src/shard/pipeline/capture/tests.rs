@@ -507,3 +507,15 @@ fn an_order_to_give_up_ends_with_its_session_and_loses_nothing() {
     assert_eq!(world.capture(0).progress.read_until().end_lsn, Lsn(0x4120));
     assert!(world.capture(0).progress.pending() > 0);
 }
+
+#[test]
+fn a_gap_is_accepted_at_the_start_and_never_later_in_the_same_run() {
+    let plans = [plan("shop", "")];
+    let mut world = World::accepting(Fake::set_up(), &plans, true);
+    assert!(matches!(world.capture(0).stage, Stage::Streaming));
+    world.db.slot = None;
+    world.lose(0);
+    world.pass(60_000);
+    assert!(world.capture(0).is_ended() && world.reason(0) == "slot_missing");
+    assert!(world.capture(0).entry.gaps.is_empty());
+}
