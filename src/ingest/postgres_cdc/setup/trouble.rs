@@ -94,9 +94,7 @@ pub const POISON_TIMES: u32 = 5;
 impl Poison {
     /// The stream ended with `error` and nothing behind `at` had been received.
     pub fn failed(&mut self, error: &ServerError, at: Lsn) -> Option<Finding> {
-        let this = (error.code.clone(), at);
-        self.times = if self.last.as_ref() == Some(&this) { self.times + 1 } else { 1 };
-        self.last = Some(this);
+        self.count(error.code.clone(), at);
         // Errors of connection and resources pass by themselves.
         let class = error.code.get(..2).unwrap_or_default();
         if self.times < POISON_TIMES || matches!(class, "57" | "08" | "53" | "55") {
@@ -110,5 +108,25 @@ impl Poison {
             "leave the large column out (column list of the publication), or skip the transaction \
              with pg_replication_slot_advance and start with --accept-gap",
         ))
+    }
+
+    /// What came behind `at` cannot be read, as `error` says.
+    pub fn unreadable(&mut self, error: &str, at: Lsn) -> Option<Finding> {
+        self.count(error.to_owned(), at);
+        (self.times >= POISON_TIMES).then(|| {
+            Finding::refusal(
+                "poison_row",
+                format!("{} times the same behind {at}: {error}", self.times),
+                "a stream that can be read",
+                "look at what lies between here and the server; skip the transaction with \
+                 pg_replication_slot_advance and start with --accept-gap",
+            )
+        })
+    }
+
+    fn count(&mut self, what: String, at: Lsn) {
+        let this = (what, at);
+        self.times = if self.last.as_ref() == Some(&this) { self.times + 1 } else { 1 };
+        self.last = Some(this);
     }
 }

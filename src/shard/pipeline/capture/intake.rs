@@ -261,7 +261,7 @@ impl Capture {
             Trouble::Stream(error) if error.is_transient() => {
                 // Asked for as text, its values can be read.
                 self.intake.no_binary |= matches!(error, StreamError::NoBinaryForm { .. });
-                self.hold(ctx, reason::UPSTREAM_PROTOCOL, error.to_string());
+                self.stream_broken(ctx, &error.to_string());
             }
             Trouble::Stream(error) => {
                 let stopped = condition(reason::UPSTREAM_UNSUITED, error.to_string(), ctx.now);

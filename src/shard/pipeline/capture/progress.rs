@@ -261,8 +261,14 @@ impl Capture {
         if let Some(end) = moved {
             self.set_position(end);
             self.touch(ctx);
-            self.progress.moved(ctx.now.mono);
+            self.moved(ctx);
         }
+    }
+
+    /// The position moved: whatever failed before is over.
+    fn moved(&mut self, ctx: &Ctx<'_>) {
+        self.progress.moved(ctx.now.mono);
+        self.backoff.reset();
     }
 
     pub(super) fn set_position(&mut self, position: Position) {
@@ -325,7 +331,7 @@ impl Capture {
                 position.skip_to(to);
                 self.set_position(position);
                 self.touch(ctx);
-                self.progress.moved(ctx.now.mono);
+                self.moved(ctx);
                 if let Some(status) = status {
                     self.write_status(ctx, status);
                 }

@@ -348,10 +348,7 @@ impl Capture {
                 }
             }
             PgEvent::Notice(notice) => self.noticed(ctx, &notice),
-            PgEvent::Chunk(chunk) => {
-                self.backoff.reset();
-                self.intake.arrived(chunk);
-            }
+            PgEvent::Chunk(chunk) => self.intake.arrived(chunk),
             PgEvent::TooLarge { size } => self.intake.too_large(size),
             PgEvent::CopyEnded(error) => self.copy_ended(ctx, error),
         }
@@ -394,6 +391,14 @@ impl Capture {
             Trouble::Retry(finding) => {
                 self.hold(ctx, reason::UPSTREAM_ENDED_STREAM, finding.to_string());
             }
+        }
+    }
+
+    /// The stream says something that cannot be read: worth another try, not for ever.
+    pub(super) fn stream_broken(&mut self, ctx: &mut Ctx<'_>, error: &str) {
+        match self.sessions.poison.unreadable(error, self.progress.ended) {
+            Some(finding) => self.refused(ctx, &finding),
+            None => self.hold(ctx, reason::UPSTREAM_PROTOCOL, error.to_owned()),
         }
     }
 

@@ -519,3 +519,25 @@ fn a_gap_is_accepted_at_the_start_and_never_later_in_the_same_run() {
     assert!(world.capture(0).is_ended() && world.reason(0) == "slot_missing");
     assert!(world.capture(0).entry.gaps.is_empty());
 }
+
+#[test]
+fn what_cannot_be_read_is_tried_ever_more_seldom_and_not_for_ever() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let mut tries: Vec<u64> = Vec::new();
+    while !world.capture(0).is_ended() {
+        assert!(tries.len() < 20, "{tries:?}");
+        tries.push(world.now.0);
+        // A keepalive comes before it each time.
+        world.bring(0, &[wire::keepalive(Lsn(0x3000), false), row(b"outside of any transaction")]);
+        for _ in 0..10_000 {
+            if !matches!(world.capture(0).stage, Stage::Held { .. }) {
+                break;
+            }
+            world.pass(100);
+        }
+    }
+    assert_eq!(world.reason(0), "poison_row");
+    assert_eq!(tries.len(), 5);
+    let pauses: Vec<u64> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses[3] > pauses[0], "{pauses:?}");
+}
