@@ -40,6 +40,8 @@ pub const PINNED_SETTINGS: &[(&str, &str)] = &[
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+    // Since 14, which is the oldest that is taken.
+    ("idle_session_timeout", "0"),
 ];
 
 /// How much TLS is wished for. Checking certificates is the driver's part.
