@@ -300,6 +300,29 @@ fn a_slot_that_is_dropped_while_it_is_read_is_missed_at_once() {
 }
 
 #[test]
+fn a_refused_source_that_was_mended_runs_again_by_the_admin_interface_t2() {
+    let stage = Stage::new(ORDERS, BOUND);
+    let mut daemon = stage.streaming();
+    insert(&stage.pg, 1..=1);
+    stage.wait_for(&mut daemon, "orders", 1);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    stage.pg.sql(&format!("alter publication {SLOT} drop table orders"));
+    stage.pg.sql(
+        "select pg_terminate_backend(pid) from pg_stat_activity \
+         where application_name = 'tidegate'",
+    );
+    ends_with(&stage, &mut daemon, "table_not_published", &["orders"]);
+    stage.pg.sql(&format!("alter publication {SLOT} add table orders"));
+    let (code, body) = daemon.order("/sources/shop/restart").expect("an answer");
+    assert_eq!(code, 200, "{body}");
+    stage.running(&mut daemon, "shop");
+    insert(&stage.pg, 2..=2);
+    assert_eq!(row_ids(&stage.wait_for(&mut daemon, "orders", 2)), [1, 2]);
+    stage.wait_confirmed_of(&mut daemon, "shop");
+    daemon.stop();
+}
+
+#[test]
 fn a_restored_database_whose_log_ends_earlier_is_refused() {
     let stage = Stage::new(ORDERS, BOUND);
     let mut daemon = stage.streaming();
@@ -422,8 +445,11 @@ fn limits_and_forms_that_a_role_has_by_default_change_nothing() {
          alter role postgres set search_path = 'nowhere'",
     );
     let mut daemon = stage.streaming();
-    let walsender = || stage.pg.value("select pid from pg_stat_replication");
-    let before = walsender();
+    let ours = "select string_agg(pid::text, ' ' order by pid) from pg_stat_activity \
+                where application_name = 'tidegate'";
+    let sessions = || stage.pg.value(ours);
+    let before = sessions();
+    assert_eq!(before.split(' ').count(), 2, "one that asks and one that streams: {before}");
     std::thread::sleep(Duration::from_millis(1_500));
     stage.pg.sql(
         "insert into public.orders values (1, '2024-02-29 23:59:59.5+00', '2024-02-29', \
@@ -434,7 +460,7 @@ fn limits_and_forms_that_a_role_has_by_default_change_nothing() {
     let wanted = "\"data\":{\"id\":1,\"at\":\"2024-02-29T23:59:59.5Z\",\"day\":\"2024-02-29\",\
                   \"span\":\"1 day 02:00:00\",\"bytes\":\"AP8=\",\"f\":0.30000000000000004}";
     assert!(text.contains(wanted), "{text}");
-    assert_eq!(walsender(), before, "one stream all the time");
+    assert_eq!(sessions(), before, "one login of each all the time");
     stage.running(&mut daemon, "shop");
     daemon.stop();
 }

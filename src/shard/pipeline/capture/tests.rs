@@ -481,7 +481,6 @@ fn a_capture_that_stops_or_rests_leaves_buffers_and_large_slot_to_the_others() {
             world.tell(FromControl::Pause { source, paused: true });
             assert!(matches!(world.capture(0).stage, Stage::Paused));
         } else {
-            world.bring(0, &[vec![b'?']]);
             world.db.slot = None;
             world.lose(0);
             world.pass(60_000);
