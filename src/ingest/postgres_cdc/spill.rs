@@ -586,6 +586,6 @@ mod tests {
         }
         spool.begin(0).unwrap();
         let error = spool.begin(u32::MAX).unwrap_err();
-        assert!(error.to_string().contains("streaming = false"), "{error}");
+        assert!(error.to_string().contains("streaming = \"off\""), "{error}");
     }
 }

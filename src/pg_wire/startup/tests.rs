@@ -494,7 +494,7 @@ impl ScramServer {
     fn challenge(&self, first: &[u8]) -> (String, Vec<u8>) {
         let text = String::from_utf8_lossy(first).into_owned();
         let bare = text.rfind("n=,").map_or("", |at| &text[at..]).to_owned();
-        let nonce = bare.rsplit("r=").next().unwrap_or_default();
+        let nonce = bare.split_once(",r=").map_or("", |(_, nonce)| nonce);
         let (salt, count) = (STANDARD.encode(&self.salt), self.iterations);
         let body = format!("r={nonce}3rfcNHYJY1ZVvWVs7j,s={salt},i={count}");
         (bare, [b"\0\0\0\x0b", body.as_bytes()].concat())
