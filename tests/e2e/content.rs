@@ -169,18 +169,29 @@ fn a_damaged_record_stops_its_partition_alone_h31() {
 fn a_message_the_destination_never_takes_stops_its_partition_alone_h31() {
     let test = "a_message_the_destination_never_takes_stops_its_partition_alone_h31";
     let Some(brokers) = loopbacks(test) else { return };
-    let rig = Rig::new(&brokers.pair, 2)
-        .with(|config| config.down("request_timeout", "250ms").down("settle", "50ms"));
+    let rig = Rig::new(&brokers.pair, 2).with(|config| {
+        // One shard: what others get says whether the destination takes anything at all.
+        let config = config.daemon("shards", 1);
+        config.down("request_timeout", "250ms").down("settle", "50ms")
+    });
     rig.write_all(0..10);
     let scope = Scope::sends().topic(&rig.topic.stream, &rig.topic.topic).partition(0);
     brokers.down.fault(Fault::DropRequest, scope, Times::UntilCleared);
     let mut daemon = rig.start();
     rig.ends_at(&mut daemon, 1, 10);
-    let feed = rig.reason(&mut daemon, 0, "bad_record");
+    let feed = rig.reason(&mut daemon, 0, "unanswered");
+    assert_eq!(feed["status"], "Degraded", "nothing else was sent since: {feed:#}");
+    let mut written = 10;
+    let feed = eventually(Duration::from_secs(60), "the verdict while others are taken", || {
+        rig.write(1, written..written + 1);
+        written += 1;
+        daemon.feed(&rig.topic, 0).filter(|feed| feed["reason"] == "bad_record")
+    });
+    assert_eq!(feed["status"], "Error");
     assert!(text(&feed["detail"]).contains("never takes the message"), "{feed:#}");
     assert_eq!(rig.down_end(0), 0);
-    rig.write(1, 10..20);
-    rig.ends_at(&mut daemon, 1, 20);
+    rig.write(1, written..written + 10);
+    rig.ends_at(&mut daemon, 1, written + 10);
     daemon.stop();
 }
 
