@@ -261,7 +261,7 @@ fn nodes_that_point_at_each_other_end_after_three_hops_with_both_named_h08() {
 fn an_advertised_address_that_leads_nowhere_leaves_the_configured_ones_h08() {
     for routes in [true, false] {
         // Behind a translated network: what the nodes call themselves means nothing here.
-        let mut w = World::new(plan_to(&[0, 1]));
+        let mut w = World::new(plan_to(&[0, 1, 2]));
         w.cluster(NODES);
         w.create(true, "orders", "events", 1);
         w.create(false, "orders", "events", 1);
@@ -369,28 +369,48 @@ fn two_nodes_that_share_an_address_have_one_vote() {
     }
 }
 
+/// A world behind a translated network, whose primary cannot be reached; the others lag.
+fn behind_translation(configured: &[usize], routes: bool) -> World {
+    let mut w = after_a_copy(configured, 100, true);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(routes);
+    for node in 0..NODES {
+        nodes.set_lag(node, 50);
+        nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090);
+    }
+    nodes.set_primary(Some(2));
+    w.reach_node(2, false);
+    w
+}
+
 #[test]
-fn the_configured_addresses_alone_decide_nothing_unless_they_are_a_majority() {
+fn fewer_configured_addresses_than_nodes_decide_nothing_m6() {
     for routes in [true, false] {
-        for (configured, words) in [(&[0][..], "name every node"), (&[0, 1], "1 nodes say")] {
-            // Behind a translated network, and what is left of the nodes lags.
-            let mut w = after_a_copy(configured, 100, true);
-            let nodes = w.down.core.nodes();
-            nodes.set_routes(routes);
-            for node in 0..NODES {
-                nodes.set_lag(node, 50);
-                nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090);
-            }
-            nodes.set_primary(Some(2));
-            w.reach_node(1, false);
-            assert_undecided(&mut w, words);
-            if configured.len() > 1 {
-                w.reach_node(1, true);
-                w.down.core.nodes().set_primary(Some(1));
-                goes_on(&mut w, 100);
-                assert_eq!(w.feed(0).counters.resets, 0);
-            }
+        for configured in [&[0][..], &[0, 1]] {
+            // Two of three, which may be two addresses of one node.
+            let mut w = behind_translation(configured, routes);
+            assert_undecided(&mut w, "name every node");
+            // The operator does so.
+            w.kill();
+            w.plan = Arc::new(plan_to(&[0, 1, 2]));
+            w.reach_node(2, true);
+            w.start(1);
+            goes_on(&mut w, 100);
+            assert_eq!(w.feed(0).counters.resets, 0);
         }
+    }
+}
+
+#[test]
+fn configured_addresses_of_every_node_decide_once_a_majority_answers() {
+    for routes in [true, false] {
+        let mut w = behind_translation(&[0, 1, 2], routes);
+        w.reach_node(1, false);
+        assert_undecided(&mut w, "2 of 3 are a majority");
+        w.reach_node(1, true);
+        w.down.core.nodes().set_primary(Some(1));
+        goes_on(&mut w, 100);
+        assert_eq!(w.feed(0).counters.resets, 0);
     }
 }
 
