@@ -82,6 +82,30 @@ impl Gap {
     }
 }
 
+/// Upstream offsets that were copied before and are copied once more, because the operator said
+/// that the destination ends below them: it may hold them twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repeat {
+    /// First repeated upstream offset.
+    pub first: u64,
+    /// Last repeated upstream offset, inclusive.
+    pub last: u64,
+    /// When the operator said so, microseconds since the Unix epoch.
+    pub found_at: u64,
+}
+
+impl Repeat {
+    /// How many offsets are repeated.
+    pub fn len(&self) -> u64 {
+        self.last - self.first + 1
+    }
+
+    /// A repeat holds at least one offset; clippy asks for the twin of `len`.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
 /// From `from_upstream` on, destination offset = upstream offset + `delta`, until the next piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaPiece {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use tidegate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
+use tidegate::batch::{DeltaPiece, Fingerprint, Gap, Repeat, TopicName};
 use tidegate::cli::statedir::StateDir;
 use tidegate::shard::driver::child::send_signal;
 use tidegate::statefile::inspect::file_name;
@@ -133,6 +133,7 @@ fn feed(partition: u32, epoch: u64, sequence: u64, position: u64) -> FeedState {
             gap_messages: 10,
         },
         gaps: vec![Gap { first: 10, last: 19, found_at: 1_700_000_000_000_000 }],
+        repeats: vec![Repeat { first: 70, last: 74, found_at: 1_700_000_000_000_000 }],
     }
 }
 
@@ -261,6 +262,7 @@ fn show_merges_the_files_of_all_shards() {
     for said in [
         "generation 7, saved 2023-11-14T22:13:20Z, 2 partitions",
         "orders/events partition 1: gap of 10 messages, offsets 10 to 19, found 2023-11-14",
+        "partition 1: copied again: 5 messages, offsets 70 to 74, accepted 2023-11-14",
         "orders/events partition 0: delta -10 from offset 20 on",
     ] {
         assert!(ran.out.contains(said), "{said:?} not in {}", ran.out);
@@ -271,6 +273,7 @@ fn show_merges_the_files_of_all_shards() {
     assert_eq!((&feeds[0]["position"], &feeds[0]["epoch"]), (&90.into(), &1.into()));
     assert_eq!(feeds[0]["last"]["id"], "00000000000000000000000000000abc");
     assert_eq!(feeds[1]["gaps"][0]["messages"], 10);
+    assert_eq!(feeds[1]["repeats"][0]["messages"], 5);
 }
 
 fn capture() -> CaptureState {

@@ -436,7 +436,7 @@ fn a_foreign_writer_is_refused_and_accepting_its_tail_goes_on_behind_it() {
 }
 
 #[test]
-fn what_an_accepted_tail_skips_is_a_gap_record_and_what_it_repeats_is_named() {
+fn what_an_accepted_tail_skips_is_a_gap_record_and_what_it_repeats_a_repeat_record_m6() {
     let pair = Pair::start();
     let rig = Rig::copied(&pair, 1, 100);
     rig.write_all(100..150);
@@ -458,10 +458,18 @@ fn what_an_accepted_tail_skips_is_a_gap_record_and_what_it_repeats_is_named() {
     let report = rig.accept(140).exits(0).json();
     let repeats = &report["partitions"][0]["repeats"];
     assert_eq!((&repeats["first"], &repeats["last"]), (&140.into(), &149.into()), "{report:#}");
-    assert_eq!(rig.saved(0)["counters"]["resets"], resets + 1);
+    let saved = rig.saved(0);
+    assert_eq!(saved["counters"]["resets"], resets + 1);
+    let shown = &saved["repeats"][0];
+    assert_eq!((&shown["first"], &shown["messages"]), (&140.into(), &10.into()), "{saved:#}");
+    let shown = rig.state(&["show"]).exits(0).out;
+    assert!(shown.contains("copied again: 10 messages, offsets 140 to 149"), "{shown}");
     let mut daemon = rig.start();
     rig.catch_up(&mut daemon);
+    let feed = daemon.feed(&rig.topic, 0).expect("a feed");
+    assert_eq!(feed["recent_repeats"][0]["first"], 140, "{feed:#}");
     daemon.stop();
+    assert_eq!(rig.saved(0)["repeats"], saved["repeats"], "kept by the run");
     let (up, down) = (pair.up.seen(&rig.topic, 0, 140), pair.down.seen(&rig.topic, 0, 130));
     assert!(compare_logs(&up, &down).is_exact());
 

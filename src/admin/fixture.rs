@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::board::{DaemonInfo, SourceInfo, SourceKind, View};
 use super::metrics::{Exposition, TextFormat};
 use super::process::ProcessUsage;
-use crate::batch::{FeedId, Gap, TopicName};
+use crate::batch::{FeedId, Gap, Repeat, TopicName};
 use crate::shard::snapshot::{
     CaptureSnapshot, Condition, DestinationSnapshot, FeedSnapshot, LsnGap, OutletCounters,
     Rejection, ShardSnapshot, SourceFinding, Status, StreamCounters, Watch,
@@ -73,6 +73,7 @@ pub(super) fn feed(source: &str, partition: u32, condition: Condition) -> FeedSn
         lag_messages: 100,
         counters: Default::default(),
         gaps: vec![Gap { first: 10, last: 19, found_at: START }],
+        repeats: vec![Repeat { first: 40, last: 44, found_at: START }],
         last_error: "connection lost".into(),
         epoch: 1,
         upstream_node: Some("10.0.0.1:8090".into()),

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::board::{FeedView, ShardView, SourceKind, SourceView, View};
 use super::capture::CaptureReport;
 use super::ledger::{Change, Rates};
-use crate::batch::{Gap, TopicName};
+use crate::batch::{Gap, Repeat, TopicName};
 use crate::shard::snapshot::{Condition, SourceFinding, Status};
 use crate::time::{Now, UnixMicros};
 
@@ -156,6 +156,7 @@ struct FeedReport {
     gaps: u64,
     gap_messages: u64,
     recent_gaps: Vec<GapReport>,
+    recent_repeats: Vec<GapReport>,
     resets: u64,
     epoch: u64,
     upstream_node: Option<String>,
@@ -300,6 +301,7 @@ fn totals_report(source: &SourceView) -> TotalsReport {
 fn feed_report(feed: &FeedView) -> FeedReport {
     let shown = &feed.snapshot;
     let older = shown.gaps.len().saturating_sub(GAPS_SHOWN);
+    let older_repeats = shown.repeats.len().saturating_sub(GAPS_SHOWN);
     FeedReport {
         upstream: (&shown.upstream).into(),
         downstream: (&shown.downstream).into(),
@@ -320,6 +322,7 @@ fn feed_report(feed: &FeedView) -> FeedReport {
         gaps: shown.counters.gaps,
         gap_messages: shown.counters.gap_messages,
         recent_gaps: shown.gaps.iter().skip(older).map(GapReport::from).collect(),
+        recent_repeats: shown.repeats.iter().skip(older_repeats).map(GapReport::from).collect(),
         resets: shown.counters.resets,
         epoch: shown.epoch,
         upstream_node: shown.upstream_node.as_deref().map(str::to_owned),
@@ -364,6 +367,13 @@ impl From<&Gap> for GapReport {
     fn from(gap: &Gap) -> GapReport {
         let Gap { first, last, found_at } = *gap;
         GapReport { first, last, messages: gap.len(), found_at: rfc3339(found_at) }
+    }
+}
+
+impl From<&Repeat> for GapReport {
+    fn from(repeat: &Repeat) -> GapReport {
+        let Repeat { first, last, found_at } = *repeat;
+        GapReport { first, last, messages: repeat.len(), found_at: rfc3339(found_at) }
     }
 }
 
@@ -507,6 +517,7 @@ mod tests {
         assert_eq!(feed["delta"], -3);
         assert_eq!(feed["advice"], "look at it");
         assert_eq!(feed["recent_gaps"][0]["messages"], 10);
+        assert_eq!(feed["recent_repeats"][0]["messages"], 5);
         assert_eq!(status["sources"][1]["reason"], "unreachable");
         assert_eq!(status["daemon"]["ready"], false);
     }

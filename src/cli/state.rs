@@ -245,6 +245,13 @@ fn feed_details(feed: &FeedReport) -> String {
             gap.messages
         ));
     }
+    for it in &feed.repeats {
+        let (first, last, found) = (it.first, it.last, utc(it.found_at_us));
+        text.push_str(&format!(
+            "  {name}: copied again: {} messages, offsets {first} to {last}, accepted {found}\n",
+            it.messages
+        ));
+    }
     text
 }
 

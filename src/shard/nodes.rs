@@ -76,16 +76,19 @@ impl Nodes {
     }
 
     /// Who is asked, and who is asked next where too few of those can be reached: the configured
-    /// addresses, first if they are all nodes, and the advertised ones. Neither if it is less than
-    /// a majority.
+    /// addresses if there are as many as nodes, and the advertised ones if they are a majority.
+    /// Fewer configured addresses say nothing: two of them may lead to one node (its IPv4 and its
+    /// IPv6 address), and would be a majority of three.
     pub fn voters(&self) -> Vec<Voters> {
         let configured = Voters { addresses: self.configured.clone(), is_advertised: false };
         let advertised = Voters { addresses: self.advertised.clone(), is_advertised: true };
-        let mut all = vec![configured, advertised];
-        if self.configured.len() < self.count {
-            all.reverse();
+        let mut all = Vec::new();
+        if self.configured.len() >= self.count {
+            all.push(configured);
         }
-        all.retain(|voters| voters.addresses.len() >= self.majority());
+        if self.advertised.len() >= self.majority() {
+            all.push(advertised);
+        }
         all
     }
 
@@ -117,7 +120,7 @@ impl Nodes {
     /// That too few nodes answered, and what to do where too few are configured.
     pub fn too_few(&self, heard: usize, silent: &str) -> String {
         let (count, majority, configured) = (self.count, self.majority(), self.configured.len());
-        let few = if configured < majority {
+        let few = if configured < count {
             let advertised = self.advertised.len();
             format!(
                 "; {configured} configured and {advertised} usable advertised addresses are \
@@ -220,7 +223,9 @@ mod tests {
         let all = nodes(&["a:1", "b:1", "c:1"], &three);
         assert_eq!(sets(&all), [set(false, &["a:1", "b:1", "c:1"]), advertised.clone()]);
         let some = nodes(&["a:1", "b:1"], &three);
-        assert_eq!(sets(&some), [advertised.clone(), set(false, &["a:1", "b:1"])]);
+        assert_eq!(sets(&some), [advertised.clone()], "two names of one node, perhaps");
+        let hidden = nodes(&["a:1", "b:1"], &[("", 1), ("", 1), ("", 1)]);
+        assert_eq!(sets(&hidden), []);
         assert_eq!(sets(&nodes(&["a:1"], &three)), [advertised], "one of three says nothing");
         for nodes in [&all, &some] {
             assert_eq!(nodes.majority(), 2);
@@ -229,7 +234,8 @@ mod tests {
         let five = nodes(&["a:1"], &five);
         assert_eq!((five.majority(), sets(&five)), (3, vec![]), "of five, two in sight");
         assert!(five.too_few(0, "").contains("3 of 5 are a majority; 1 configured and 2"));
-        assert!(!some.too_few(1, "").contains("name every node"));
+        assert!(some.too_few(1, "").contains("name every node"));
+        assert!(!all.too_few(1, "").contains("name every node"));
     }
 
     #[test]
@@ -238,8 +244,8 @@ mod tests {
         let one = nodes(&["a:1"], &shared);
         assert_eq!((one.majority(), sets(&one)), (2, vec![]));
         assert!(one.is_shared("10.0.0.1:1") && one.are_several());
-        let listed = nodes(&["a:1", "b:1"], &shared);
-        assert_eq!(sets(&listed), [set(false, &["a:1", "b:1"])]);
+        let listed = nodes(&["a:1", "b:1", "c:1"], &shared);
+        assert_eq!(sets(&listed), [set(false, &["a:1", "b:1", "c:1"])]);
         let two = nodes(&["a:1"], &[("n1", 1), ("N1.", 1), ("n2", 1)]);
         assert_eq!(sets(&two), [set(true, &["n1:1", "n2:1"])]);
         assert!(two.is_shared("n1:1") && !two.is_shared("n2:1"));

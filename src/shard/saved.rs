@@ -208,6 +208,7 @@ mod tests {
             clean_stop: true,
             counters: Counters::default(),
             gaps: Vec::new(),
+            repeats: Vec::new(),
         }
     }
 

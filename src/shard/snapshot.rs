@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::batch::{FeedId, Gap, SourceKey, TopicName};
+use crate::batch::{FeedId, Gap, Repeat, SourceKey, TopicName};
 pub use crate::fanout::admission::Reason as Rejection;
 pub use crate::fanout::outlet::{DestinationSnapshot, Latency, OutletCounters};
 pub use crate::ingest::postgres_cdc::StreamCounters;
@@ -183,6 +183,8 @@ pub struct FeedSnapshot {
     pub counters: Counters,
     /// Latest gap records.
     pub gaps: Vec<Gap>,
+    /// Latest repeat records.
+    pub repeats: Vec<Repeat>,
     /// Last error of any kind, empty if none.
     pub last_error: Arc<str>,
     /// Epoch and sequence of the saved entry.

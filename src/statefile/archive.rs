@@ -9,18 +9,18 @@ use super::{
     CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, RoutedTable,
     SourceState, UnfinishedState,
 };
-use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
+use crate::batch::{DeltaPiece, Fingerprint, Gap, Repeat, TopicName};
 
 #[derive(Archive, Serialize)]
 pub(super) struct Body {
     source: String,
     shard: u16,
     saved_at: u64,
-    feeds: Vec<Feed>,
+    feeds: Vec<Copied>,
     captures: Vec<Capture>,
 }
 
-/// The body of version 1, which knew no captures. Only read.
+/// The body of version 1, which knew neither captures nor repeats. Only read.
 #[derive(Archive)]
 #[cfg_attr(test, derive(Serialize))]
 #[cfg_attr(not(test), expect(dead_code, reason = "its archived twin is what is read"))]
@@ -29,6 +29,13 @@ pub(super) struct BodyV1 {
     shard: u16,
     saved_at: u64,
     feeds: Vec<Feed>,
+}
+
+/// A feed as version 1 knew it, and what version 2 adds.
+#[derive(Archive, Serialize)]
+struct Copied {
+    feed: Feed,
+    repeats: Vec<Hole>,
 }
 
 #[derive(Archive, Serialize)]
@@ -145,7 +152,7 @@ impl From<&SourceState> for Body {
             source: state.source.to_string(),
             shard: state.shard,
             saved_at: state.saved_at,
-            feeds: state.feeds.iter().map(Feed::from).collect(),
+            feeds: state.feeds.iter().map(Copied::from).collect(),
             captures: state.captures.iter().map(Capture::from).collect(),
         }
     }
@@ -155,7 +162,15 @@ impl From<&SourceState> for Body {
 impl From<&SourceState> for BodyV1 {
     fn from(state: &SourceState) -> BodyV1 {
         let Body { source, shard, saved_at, feeds, .. } = Body::from(state);
+        let feeds = feeds.into_iter().map(|copied| copied.feed).collect();
         BodyV1 { source, shard, saved_at, feeds }
+    }
+}
+
+impl From<&FeedState> for Copied {
+    fn from(feed: &FeedState) -> Copied {
+        let hole = |r: &Repeat| Hole { first: r.first, last: r.last, found_at: r.found_at };
+        Copied { feed: Feed::from(feed), repeats: feed.repeats.iter().map(hole).collect() }
     }
 }
 
@@ -268,7 +283,7 @@ impl ArchivedBody {
             shard: self.shard.to_native(),
             generation,
             saved_at: self.saved_at.to_native(),
-            feeds: self.feeds.iter().map(ArchivedFeed::to_state).collect(),
+            feeds: self.feeds.iter().map(ArchivedCopied::to_state).collect(),
             captures: self.captures.iter().map(ArchivedCapture::to_state).collect(),
         }
     }
@@ -339,6 +354,17 @@ impl ArchivedRouted {
     }
 }
 
+impl ArchivedCopied {
+    fn to_state(&self) -> FeedState {
+        let repeats = self.repeats.iter().map(|r| Repeat {
+            first: r.first.to_native(),
+            last: r.last.to_native(),
+            found_at: r.found_at.to_native(),
+        });
+        FeedState { repeats: repeats.collect(), ..self.feed.to_state() }
+    }
+}
+
 impl ArchivedFeed {
     fn to_state(&self) -> FeedState {
         let c = &self.counters;
@@ -372,6 +398,7 @@ impl ArchivedFeed {
                 gap_messages: c.gap_messages.to_native(),
             },
             gaps: gaps.collect(),
+            repeats: Vec::new(),
         }
     }
 }

@@ -356,6 +356,12 @@ fn check_feed(feed: &FeedState) -> Result<(), Fault> {
     if let Some(gap) = feed.gaps.iter().find(|g| g.first > g.last || g.last == u64::MAX) {
         return bad(format!("gap {} to {}", gap.first, gap.last), "first <= last < 2^64 - 1");
     }
+    if feed.repeats.len() > MAX_GAPS {
+        return bad(format!("{} repeat records", feed.repeats.len()), "at most 256");
+    }
+    if let Some(it) = feed.repeats.iter().find(|r| r.first > r.last || r.last == u64::MAX) {
+        return bad(format!("repeat {} to {}", it.first, it.last), "first <= last < 2^64 - 1");
+    }
     Ok(())
 }
 
@@ -585,7 +591,7 @@ mod tests {
     #[test]
     fn values_that_contradict_each_other_are_refused() {
         type Change = fn(&mut SourceState);
-        let changes: [(&str, Change); 18] = [
+        let changes: [(&str, Change); 21] = [
             ("no source key", |s| s.source = "".into()),
             ("path as source key", |s| s.source = "../x".into()),
             ("no delta piece", |s| s.feeds[0].deltas.clear()),
@@ -606,6 +612,11 @@ mod tests {
             ("gap without end", |s| s.feeds[0].gaps[0].last = u64::MAX),
             ("too many gaps", |s| {
                 s.feeds[0].gaps = vec![Gap { first: 0, last: 0, found_at: 0 }; MAX_GAPS + 1];
+            }),
+            ("repeat of no offset", |s| s.feeds[0].repeats[0].last = 899),
+            ("repeat without end", |s| s.feeds[0].repeats[0].last = u64::MAX),
+            ("too many repeats", |s| {
+                s.feeds[0].repeats = vec![s.feeds[0].repeats[0]; MAX_GAPS + 1];
             }),
             ("NUL in a name", |s| s.feeds[0].upstream.topic = "a\0b".into()),
             ("empty name", |s| s.feeds[0].upstream.stream = "".into()),

@@ -17,7 +17,7 @@ pub use capture::{
 
 use super::format::FormatError;
 use super::{Counters, FeedState, SourceState};
-use crate::batch::{SourceKey, TopicName};
+use crate::batch::{Repeat, SourceKey, TopicName};
 
 /// Why a file gives no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -174,6 +174,8 @@ pub struct FeedReport {
     pub counters: CountersReport,
     /// Latest gap records, oldest first.
     pub gaps: Vec<GapReport>,
+    /// Latest repeat records, oldest first.
+    pub repeats: Vec<RepeatReport>,
 }
 
 /// A topic by name.
@@ -239,6 +241,19 @@ pub struct GapReport {
     /// How many.
     pub messages: u64,
     /// Microseconds since the Unix epoch.
+    pub found_at_us: u64,
+}
+
+/// Upstream offsets that were copied before and are copied once more.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RepeatReport {
+    /// First.
+    pub first: u64,
+    /// Last, inclusive.
+    pub last: u64,
+    /// How many.
+    pub messages: u64,
+    /// When the operator said so, microseconds since the Unix epoch.
     pub found_at_us: u64,
 }
 
@@ -314,7 +329,13 @@ fn feed_report(file: &SourceState, feed: &FeedState) -> FeedReport {
                 found_at_us: gap.found_at,
             })
             .collect(),
+        repeats: feed.repeats.iter().map(repeat_report).collect(),
     }
+}
+
+fn repeat_report(it: &Repeat) -> RepeatReport {
+    let (first, last, messages) = (it.first, it.last, it.len());
+    RepeatReport { first, last, messages, found_at_us: it.found_at }
 }
 
 fn topic_report(name: &TopicName) -> TopicReport {
@@ -420,6 +441,7 @@ mod tests {
         assert_eq!(feed["last"]["id"], "0123456789abcdef0011223344556677");
         assert_eq!(feed["last"]["hash"], "feedfacecafebeef");
         assert_eq!(feed["gaps"][0]["messages"], 50);
+        assert_eq!(feed["repeats"][0]["first"], 900);
         assert_eq!(feed["downstream"]["topic"], "events-é");
         assert_eq!(source["feeds"][1]["last"], serde_json::Value::Null);
     }

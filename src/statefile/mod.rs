@@ -14,7 +14,7 @@ mod model_disk;
 mod samples;
 pub mod store;
 
-use crate::batch::{DeltaPiece, Fingerprint, Gap, SourceKey, TopicName};
+use crate::batch::{DeltaPiece, Fingerprint, Gap, Repeat, SourceKey, TopicName};
 
 pub use capture::{
     CaptureCounters, CaptureState, LsnGap, MAX_ROUTED, MAX_WHY, RoutedTable, UnfinishedState,
@@ -67,6 +67,8 @@ pub struct FeedState {
     pub counters: Counters,
     /// Latest gap records, oldest first, at most [`MAX_GAPS`].
     pub gaps: Vec<Gap>,
+    /// Latest repeat records, oldest first, at most [`MAX_GAPS`].
+    pub repeats: Vec<Repeat>,
 }
 
 /// The last copied message and its upstream offset.
@@ -95,7 +97,7 @@ pub struct Counters {
     pub gap_messages: u64,
 }
 
-/// How many gap records one feed keeps; the counters go on counting.
+/// How many gap records, and how many repeat records, one feed keeps; the counters go on counting.
 pub const MAX_GAPS: usize = 256;
 
 impl FeedState {

@@ -6,7 +6,7 @@ use super::{
     CaptureCounters, CaptureState, Counters, FeedState, LastMessage, LsnGap, RoutedTable,
     SourceState, UnfinishedState,
 };
-use crate::batch::{DeltaPiece, Fingerprint, Gap, TopicName};
+use crate::batch::{DeltaPiece, Fingerprint, Gap, Repeat, TopicName};
 
 /// One feed with a value of its own in every field.
 pub(super) fn full_feed() -> FeedState {
@@ -43,6 +43,7 @@ pub(super) fn full_feed() -> FeedState {
             gap_messages: 50,
         },
         gaps: vec![Gap { first: 550, last: 599, found_at: 1_752_000_000_000_004 }],
+        repeats: vec![Repeat { first: 900, last: 949, found_at: 1_752_000_000_000_005 }],
     }
 }
 
@@ -58,6 +59,7 @@ pub(super) fn fresh_feed() -> FeedState {
         clean_stop: false,
         counters: Counters::default(),
         gaps: Vec::new(),
+        repeats: Vec::new(),
         ..full_feed()
     }
 }
@@ -125,7 +127,9 @@ pub(super) fn fresh_capture() -> CaptureState {
 
 /// Both feeds alone; the content of the golden file of version 1.
 pub(super) fn mirror_state() -> SourceState {
-    SourceState { captures: Vec::new(), ..full_state() }
+    let mut state = SourceState { captures: Vec::new(), ..full_state() };
+    state.feeds.iter_mut().for_each(|feed| feed.repeats.clear());
+    state
 }
 
 /// Both feeds and both captures; the content of the golden file.
@@ -226,12 +230,12 @@ fn any_routed() -> impl Strategy<Value = Vec<RoutedTable>> {
 fn any_feed() -> impl Strategy<Value = FeedState> {
     (
         (any_topic(), any_topic(), any::<u32>(), any::<u64>(), any::<u64>(), any_progress()),
-        (any::<u64>(), any::<u64>(), any::<bool>(), any_counters(), any_gaps()),
+        (any::<u64>(), any::<u64>(), any::<bool>(), any_counters(), any_gaps(), any_gaps()),
     )
         .prop_map(
             |(
                 (upstream, downstream, partition, epoch, sequence, progress),
-                (up, down, stop, c, g),
+                (up, down, stop, c, g, r),
             )| {
                 let (position, deltas, last) = progress;
                 FeedState {
@@ -248,6 +252,7 @@ fn any_feed() -> impl Strategy<Value = FeedState> {
                     clean_stop: stop,
                     counters: c,
                     gaps: g,
+                    repeats: r.into_iter().map(repeat).collect(),
                 }
             },
         )
@@ -308,6 +313,10 @@ fn any_counters() -> impl Strategy<Value = Counters> {
         gaps,
         gap_messages,
     })
+}
+
+fn repeat(gap: Gap) -> Repeat {
+    Repeat { first: gap.first, last: gap.last, found_at: gap.found_at }
 }
 
 fn any_gaps() -> impl Strategy<Value = Vec<Gap>> {

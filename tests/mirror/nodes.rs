@@ -1,6 +1,7 @@
 //! A destination of several nodes: followers lag, refuse sends and point at each other.
 
 use super::*;
+use tidegate::loopback::catalog::Topic;
 use tidegate::loopback::faults::Op;
 
 pub const NODES: usize = 3;
@@ -260,7 +261,7 @@ fn nodes_that_point_at_each_other_end_after_three_hops_with_both_named_h08() {
 fn an_advertised_address_that_leads_nowhere_leaves_the_configured_ones_h08() {
     for routes in [true, false] {
         // Behind a translated network: what the nodes call themselves means nothing here.
-        let mut w = World::new(plan_to(&[0, 1]));
+        let mut w = World::new(plan_to(&[0, 1, 2]));
         w.cluster(NODES);
         w.create(true, "orders", "events", 1);
         w.create(false, "orders", "events", 1);
@@ -368,28 +369,48 @@ fn two_nodes_that_share_an_address_have_one_vote() {
     }
 }
 
+/// A world behind a translated network, whose primary cannot be reached; the others lag.
+fn behind_translation(configured: &[usize], routes: bool) -> World {
+    let mut w = after_a_copy(configured, 100, true);
+    let nodes = w.down.core.nodes();
+    nodes.set_routes(routes);
+    for node in 0..NODES {
+        nodes.set_lag(node, 50);
+        nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090);
+    }
+    nodes.set_primary(Some(2));
+    w.reach_node(2, false);
+    w
+}
+
 #[test]
-fn the_configured_addresses_alone_decide_nothing_unless_they_are_a_majority() {
+fn fewer_configured_addresses_than_nodes_decide_nothing_m6() {
     for routes in [true, false] {
-        for (configured, words) in [(&[0][..], "name every node"), (&[0, 1], "1 nodes say")] {
-            // Behind a translated network, and what is left of the nodes lags.
-            let mut w = after_a_copy(configured, 100, true);
-            let nodes = w.down.core.nodes();
-            nodes.set_routes(routes);
-            for node in 0..NODES {
-                nodes.set_lag(node, 50);
-                nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090);
-            }
-            nodes.set_primary(Some(2));
-            w.reach_node(1, false);
-            assert_undecided(&mut w, words);
-            if configured.len() > 1 {
-                w.reach_node(1, true);
-                w.down.core.nodes().set_primary(Some(1));
-                goes_on(&mut w, 100);
-                assert_eq!(w.feed(0).counters.resets, 0);
-            }
+        for configured in [&[0][..], &[0, 1]] {
+            // Two of three, which may be two addresses of one node.
+            let mut w = behind_translation(configured, routes);
+            assert_undecided(&mut w, "name every node");
+            // The operator does so.
+            w.kill();
+            w.plan = Arc::new(plan_to(&[0, 1, 2]));
+            w.reach_node(2, true);
+            w.start(1);
+            goes_on(&mut w, 100);
+            assert_eq!(w.feed(0).counters.resets, 0);
         }
+    }
+}
+
+#[test]
+fn configured_addresses_of_every_node_decide_once_a_majority_answers() {
+    for routes in [true, false] {
+        let mut w = behind_translation(&[0, 1, 2], routes);
+        w.reach_node(1, false);
+        assert_undecided(&mut w, "2 of 3 are a majority");
+        w.reach_node(1, true);
+        w.down.core.nodes().set_primary(Some(1));
+        goes_on(&mut w, 100);
+        assert_eq!(w.feed(0).counters.resets, 0);
     }
 }
 
@@ -582,6 +603,121 @@ fn an_upstream_node_that_lags_is_no_other_history_m5() {
             w.until("went on", |w| copied(w, 0, all + 5));
             w.assert_equal(1);
             assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0));
+        }
+    }
+}
+
+/// Puts another content of the copied topic in the place of today's, which comes back; as a node
+/// shows it that has another view of the metadata. The feed connects anew.
+fn swap_topic(w: &mut World, upstream: bool, content: Topic) -> Topic {
+    let core = if upstream { &mut w.up.core } else { &mut w.down.core };
+    let today = core.take_topic("orders", "events").expect("a topic");
+    assert!(core.put_topic("orders", "events", content));
+    w.cut(upstream, true);
+    today
+}
+
+#[test]
+fn an_upstream_node_that_shows_an_older_topic_is_no_other_history_m5() {
+    for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
+        for restarted in [true, false] {
+            let mut plan = plan_to(&[0]);
+            plan.on_history_changed = policy;
+            let mut w = World::new(plan);
+            w.cluster(1);
+            w.up.core.nodes().add("10.1.0.2", 1);
+            w.create(true, "orders", "events", 1);
+            w.create(false, "orders", "events", 1);
+            w.write(true, 0, 0, 50);
+            let older = w.up.core.take_topic("orders", "events").expect("a topic");
+            w.create(true, "orders", "events", 1);
+            w.write(true, 0, 0, 100);
+            w.start(1);
+            w.until("copied", |w| copied(w, 0, 100));
+            w.run(2 * SECOND);
+            if restarted {
+                w.kill();
+            }
+            let today = swap_topic(&mut w, true, older);
+            if restarted {
+                w.start(1);
+            }
+            w.run(200 * SECOND);
+            let feed = w.feed(0);
+            assert_eq!(feed.condition.reason, "waiting_upstream", "{:?}", feed.condition);
+            assert!(feed.condition.detail.contains("seen before"), "{}", feed.condition.detail);
+            swap_topic(&mut w, true, today);
+            w.write(true, 0, 100, 5);
+            w.until("went on", |w| copied(w, 0, 105));
+            w.run(2 * SECOND);
+            w.assert_equal(1);
+            assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0));
+            assert_eq!(w.read(false, 0).len(), 105, "nothing twice");
+        }
+    }
+}
+
+#[test]
+fn a_newer_history_is_copied_once_though_a_lagging_node_shows_the_old_one_again_m5() {
+    let mut plan = plan_to(&[0]);
+    plan.on_history_changed = OnHistoryChanged::Restart;
+    let mut w = World::new(plan);
+    w.cluster(1);
+    w.up.core.nodes().add("10.1.0.2", 1);
+    w.create(true, "orders", "events", 1);
+    w.create(false, "orders", "events", 1);
+    w.write(true, 0, 0, 50);
+    w.start(1);
+    w.until("copied", |w| copied(w, 0, 50));
+    w.run(2 * SECOND);
+    let older = w.up.core.take_topic("orders", "events").expect("a topic");
+    w.create(true, "orders", "events", 1);
+    w.write(true, 0, 0, 100);
+    w.cut(true, true);
+    w.until("seen", |w| w.feed(0).last_error.contains("was created at"));
+    let today = swap_topic(&mut w, true, older);
+    w.run(100 * SECOND);
+    assert_eq!(w.feed(0).condition.reason, "waiting_upstream", "{:?}", w.feed(0).condition);
+    swap_topic(&mut w, true, today);
+    w.until("copied once more", |w| w.feed(0).position == 100);
+    w.run(2 * SECOND);
+    assert_eq!((w.read(false, 0).len(), w.feed(0).counters.resets), (150, 1));
+}
+
+#[test]
+fn a_destination_node_that_shows_an_older_topic_is_no_lost_destination_m6() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        for restarted in [true, false] {
+            let mut plan = plan_to(&[0]);
+            plan.on_destination_lost = policy;
+            let mut w = World::new(plan);
+            w.cluster(NODES);
+            w.create(true, "orders", "events", 1);
+            w.create(false, "orders", "events", 1);
+            let older = w.down.core.take_topic("orders", "events").expect("a topic");
+            w.create(false, "orders", "events", 1);
+            w.write(true, 0, 0, 100);
+            w.start(1);
+            w.until("copied", |w| copied(w, 0, 100));
+            w.run(2 * SECOND);
+            if restarted {
+                w.kill();
+            }
+            let today = swap_topic(&mut w, false, older);
+            if restarted {
+                w.start(1);
+            }
+            w.run(200 * SECOND);
+            let feed = w.feed(0);
+            assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
+            assert!(feed.condition.detail.contains("seen before"), "{}", feed.condition.detail);
+            swap_topic(&mut w, false, today);
+            w.write(true, 0, 100, 5);
+            w.until("went on", |w| copied(w, 0, 105));
+            w.run(2 * SECOND);
+            w.assert_equal(1);
+            assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0));
+            assert_eq!(w.read(false, 0).len(), 105, "nothing twice");
         }
     }
 }

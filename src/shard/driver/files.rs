@@ -283,6 +283,7 @@ mod tests {
             clean_stop: false,
             counters: Counters::default(),
             gaps: Vec::new(),
+            repeats: Vec::new(),
         };
         SourceState {
             source: "orders".into(),

@@ -535,6 +535,7 @@ impl Feed {
             lag_messages: end.saturating_sub(position),
             counters: self.entry.counters,
             gaps: self.entry.gaps.clone(),
+            repeats: self.entry.repeats.clone(),
             last_error: self.last_error.as_str().into(),
             epoch: self.entry.epoch,
             upstream_node: node(self.up),
@@ -593,5 +594,6 @@ fn fresh_entry(topic: &TopicPlan, partition: u32) -> FeedState {
         clean_stop: false,
         counters: Counters::default(),
         gaps: Vec::new(),
+        repeats: Vec::new(),
     }
 }

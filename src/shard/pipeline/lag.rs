@@ -1,14 +1,19 @@
-//! An upstream of several nodes (M5): it is read at a configured address, which may be a follower.
+//! What a node that lags shows (M5, M6). An upstream of several nodes is read at a configured
+//! address, which may be a follower.
 //!
 //! What a follower shows is committed, so other messages than those copied are another history
 //! wherever they are seen; but that its log ends early says only that it lags. The end of a
 //! log is therefore never a reason to stop or to start over there: the feed waits, and says so.
+//! Nor is a topic that is older than one seen before, on either side: the node has yet to hear
+//! that it was made anew.
 
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed};
 use super::resume::TOPIC_REPLY;
-use crate::iggy_wire::Request;
+use crate::batch::TopicName;
+use crate::iggy_wire::{Request, TopicInfo};
 use crate::shard::nodes::Nodes;
+use crate::shard::reason;
 
 impl Feed {
     /// Asks which nodes upstream has, once per connection; false if that was done.
@@ -26,6 +31,44 @@ impl Feed {
         ctx.conns.nodes(self.up).is_none_or(Nodes::are_several)
     }
 
+    /// True if upstream shows an older topic than was seen there before and may lag: the feed waits
+    /// until the node has caught up.
+    pub(super) fn upstream_is_older(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        info: Option<&TopicInfo>,
+    ) -> bool {
+        let known = self.entry.upstream_created_at.max(self.upstream_created_at);
+        let Some(seen) = info.map(|info| info.created_at) else { return false };
+        if seen >= known || !self.upstream_may_lag(ctx) {
+            self.upstream_created_at = seen;
+            return false;
+        }
+        let detail = older("upstream", &self.topic().upstream, seen, known);
+        let detail = self.words_of_lag(ctx, detail);
+        self.hold(ctx, reason::WAITING_UPSTREAM, detail);
+        true
+    }
+
+    /// The same of the destination.
+    pub(super) fn downstream_is_older(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        info: Option<&TopicInfo>,
+    ) -> bool {
+        let known = self.entry.downstream_created_at.max(self.downstream_created_at);
+        let Some(seen) = info.map(|info| info.created_at) else { return false };
+        if seen >= known || ctx.conns.nodes(self.down).is_some_and(|nodes| !nodes.are_several()) {
+            self.downstream_created_at = seen;
+            return false;
+        }
+        let node = ctx.conns.slot(self.down).address();
+        let detail = older("destination", &self.topic().downstream, seen, known);
+        let detail = format!("{detail}; {node} is one of several nodes and may lag");
+        self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        true
+    }
+
     /// What was seen of a log that ends early, and why it decides nothing if it does not.
     pub(super) fn words_of_lag(&self, ctx: &Ctx<'_>, detail: String) -> String {
         if !self.upstream_may_lag(ctx) {
@@ -36,4 +79,11 @@ impl Feed {
             "{detail}; {node} is one of several nodes and may lag, so this alone decides nothing"
         )
     }
+}
+
+fn older(side: &str, topic: &TopicName, seen: u64, known: u64) -> String {
+    format!(
+        "{side} topic {topic} is shown as created at {seen} us, the one created at {known} us was \
+         seen before"
+    )
 }

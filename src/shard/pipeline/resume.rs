@@ -80,6 +80,9 @@ impl Feed {
 
     /// Identity of the upstream topic, before resuming.
     pub(super) fn upstream_topic(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
+        if self.upstream_is_older(ctx, info.as_ref()) {
+            return;
+        }
         if let Some(info) = info.as_ref().filter(|_| self.started && self.restart == Restart::No) {
             let known = self.entry.upstream_created_at;
             if info.created_at != known {
@@ -94,9 +97,9 @@ impl Feed {
                 }
             }
         }
-        let Some(info) = self.upstream_present(ctx, info) else { return };
-        self.upstream_created_at = info.created_at;
-        self.identified_one(ctx, true);
+        if self.upstream_present(ctx, info).is_some() {
+            self.identified_one(ctx, true);
+        }
     }
 
     /// Checks that topic and partition are there; holds the feed otherwise.
@@ -133,7 +136,7 @@ impl Feed {
 
     /// Identity of the destination topic, before resuming.
     pub(super) fn downstream_topic(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
-        if !self.knows_node(ctx, info.as_ref()) {
+        if !self.knows_node(ctx, info.as_ref()) || self.downstream_is_older(ctx, info.as_ref()) {
             return;
         }
         let name = self.topic().downstream.clone();
@@ -173,7 +176,6 @@ impl Feed {
         }
         let row = info.partitions.iter().find(|row| row.id == self.spec.partition);
         self.downstream_messages = row.map_or(0, |row| row.messages_count);
-        self.downstream_created_at = info.created_at;
         self.identified_one(ctx, false);
     }
 

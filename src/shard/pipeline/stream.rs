@@ -169,6 +169,9 @@ impl Feed {
     /// The upstream topic as it is now.
     pub(super) fn identity(&mut self, ctx: &mut Ctx<'_>, info: Option<TopicInfo>) {
         self.identity_asked = false;
+        if self.upstream_is_older(ctx, info.as_ref()) {
+            return;
+        }
         let known = self.entry.upstream_created_at;
         if let Some(info) = info.as_ref().filter(|info| info.created_at != known) {
             let detail = format!(

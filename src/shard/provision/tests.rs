@@ -177,6 +177,7 @@ fn saved(topic: &str, partition: u32, downstream_created_at: u64) -> FeedState {
         clean_stop: true,
         counters: Counters::default(),
         gaps: Vec::new(),
+        repeats: Vec::new(),
     }
 }
 

@@ -8,7 +8,7 @@
 //! the destination holds below its end is then none of this copy's business.
 
 use super::matching::Place;
-use crate::batch::{Fingerprint, Gap, OffsetMap, TopicName};
+use crate::batch::{Fingerprint, Gap, OffsetMap, Repeat, TopicName};
 use crate::statefile::{Counters, FeedState, LastMessage, MAX_GAPS};
 
 /// Which feed, and who its topics are today.
@@ -33,8 +33,8 @@ pub struct Accepted {
     pub entry: FeedState,
     /// Upstream offsets that will never be copied; part of the entry.
     pub gap: Option<Gap>,
-    /// Upstream offsets below the saved position that are copied once more, first and last.
-    pub repeats: Option<(u64, u64)>,
+    /// Upstream offsets below the saved position that are copied once more; part of the entry.
+    pub repeats: Option<Repeat>,
 }
 
 /// The entry of a place that was found; `None` when the saved one says the same already.
@@ -101,10 +101,16 @@ pub fn accepted(
         let above = entry.gaps.len().saturating_sub(MAX_GAPS);
         entry.gaps.drain(..above);
     }
+    let repeats =
+        (position < known).then(|| Repeat { first: position, last: known - 1, found_at: now });
+    if let Some(repeats) = repeats {
+        entry.repeats.push(repeats);
+        let above = entry.repeats.len().saturating_sub(MAX_GAPS);
+        entry.repeats.drain(..above);
+    }
     entry.deltas = OffsetMap::starting(position, end).pieces().to_vec();
     entry.position = position;
     entry.last = None;
-    let repeats = (position < known).then(|| (position, known - 1));
     Accepted { entry, gap, repeats }
 }
 
@@ -142,6 +148,7 @@ impl Identity {
             clean_stop: false,
             counters: Counters::default(),
             gaps: Vec::new(),
+            repeats: Vec::new(),
         }
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::entry::{Accepted, Identity, accepted, found, missing};
 use super::*;
-use crate::batch::{DeltaPiece, Gap, OffsetMap, TopicName};
+use crate::batch::{DeltaPiece, Gap, OffsetMap, Repeat, TopicName};
 use crate::iggy_wire::record::{Message, build_record};
 use crate::statefile::{FeedState, LastMessage, MAX_GAPS};
 
@@ -515,7 +515,9 @@ fn what_the_operator_skips_is_a_gap_record() {
 #[test]
 fn what_the_operator_repeats_is_named_and_counted_as_a_reset() {
     let Accepted { entry, gap, repeats } = accepted_at(&saved(200), 300, 150);
-    assert_eq!((gap, repeats), (None, Some((150, 199))));
+    let expected = Repeat { first: 150, last: 199, found_at: 77 };
+    assert_eq!((gap, repeats), (None, Some(expected)));
+    assert_eq!((entry.repeats.as_slice(), entry.gaps.len()), (&[expected][..], 0));
     assert_eq!((entry.position, entry.epoch), (150, 5));
     assert_eq!(entry.counters.resets, saved(200).counters.resets + 1);
 }
@@ -529,12 +531,16 @@ fn offsets_of_a_topic_that_is_no_more_are_not_compared() {
 }
 
 #[test]
-fn gap_records_stay_bounded() {
+fn records_stay_bounded() {
     let mut full = saved(200);
     full.gaps = vec![Gap { first: 1, last: 2, found_at: 3 }; MAX_GAPS];
     let entry = accepted_at(&full, 300, 201).entry;
     assert_eq!(entry.gaps.len(), MAX_GAPS);
     assert_eq!(entry.gaps.last().unwrap().first, 200);
+    full.repeats = vec![Repeat { first: 1, last: 2, found_at: 3 }; MAX_GAPS];
+    let entry = accepted_at(&full, 300, 150).entry;
+    assert_eq!(entry.repeats.len(), MAX_GAPS);
+    assert_eq!(entry.repeats.last().unwrap().first, 150);
 }
 
 fn accepted_at(saved: &FeedState, end: u64, position: u64) -> Accepted {

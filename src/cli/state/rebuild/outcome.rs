@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::look::{Answer, Looked};
-use crate::batch::{Gap, OffsetMap, TopicName};
+use crate::batch::{Gap, OffsetMap, Repeat, TopicName};
 use crate::cli::report::table;
 use crate::config::TopicPlan;
 use crate::shard::rebuild::entry::{Accepted, Identity, accepted, found, missing};
@@ -28,7 +28,7 @@ pub(super) struct Outcome {
     /// Messages compared, and those that were to be.
     compared: Option<(u64, u64)>,
     gap: Option<Gap>,
-    repeats: Option<(u64, u64)>,
+    repeats: Option<Repeat>,
     /// What else there is to say.
     said: String,
     /// What to do about it.
@@ -235,7 +235,7 @@ impl Outcome {
             "epoch": self.entry.as_ref().map(|entry| entry.epoch),
             "compared": self.compared.map(|(compared, _)| compared),
             "gap": gap,
-            "repeats": self.repeats.map(|(first, last)| span(first, last)),
+            "repeats": self.repeats.map(|it| span(it.first, it.last)),
             "detail": self.said,
             "advice": self.advice,
             "candidates": self.candidates,
@@ -278,7 +278,7 @@ fn thin(place: Place, tail: u64) -> String {
     }
 }
 
-fn skipped(gap: Option<Gap>, repeats: Option<(u64, u64)>) -> String {
+fn skipped(gap: Option<Gap>, repeats: Option<Repeat>) -> String {
     match (gap, repeats) {
         (Some(gap), _) => format!(
             "upstream offsets {} to {} ({} messages) will not be copied: a gap record",
@@ -286,9 +286,11 @@ fn skipped(gap: Option<Gap>, repeats: Option<(u64, u64)>) -> String {
             gap.last,
             gap.len()
         ),
-        (None, Some((first, last))) => format!(
-            "upstream offsets {first} to {last} ({} messages) will be copied once more",
-            last - first + 1
+        (None, Some(it)) => format!(
+            "upstream offsets {} to {} ({} messages) will be copied once more: a repeat record",
+            it.first,
+            it.last,
+            it.len()
         ),
         (None, None) => "nothing is skipped or copied twice".to_owned(),
     }
