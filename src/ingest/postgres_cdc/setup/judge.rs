@@ -492,8 +492,8 @@ pub fn routing(columns: &[ColumnFact], options: &SetupOptions) -> Vec<Finding> {
             ));
         }
         let own = having.filter(|column| !options.routed.fixed.contains(&column.table));
-        let silent: Vec<String> =
-            own.filter(|column| !column.key).map(|column| column.table.to_string()).collect();
+        let silent = own.filter(|column| !column.key && !column.full);
+        let silent: Vec<String> = silent.map(|column| column.table.to_string()).collect();
         if options.operations.delete && !silent.is_empty() {
             findings.push(Finding::new(
                 Level::Warning,
