@@ -24,19 +24,21 @@ struct Node {
     ip: String,
     port: u16,
     lag: u64,
+    /// Has yet to hear of every topic.
+    unaware: bool,
     names: Option<usize>,
 }
 
 impl Nodes {
     /// One node, which leads.
     pub(super) fn single(ip: String, port: u16) -> Nodes {
-        let node = Node { ip, port, lag: 0, names: None };
+        let node = Node { ip, port, lag: 0, unaware: false, names: None };
         Nodes { nodes: vec![node], primary: Some(0), leader: 0, routes: true }
     }
 
     /// One more node; its number comes back.
     pub fn add(&mut self, ip: &str, port: u16) -> usize {
-        self.nodes.push(Node { ip: ip.to_owned(), port, lag: 0, names: None });
+        self.nodes.push(Node { ip: ip.to_owned(), port, lag: 0, unaware: false, names: None });
         self.nodes.len() - 1
     }
 
@@ -64,6 +66,15 @@ impl Nodes {
     /// How many messages of every partition a node does not show unless it is the primary.
     pub fn set_lag(&mut self, node: usize, messages: u64) {
         self.nodes[node].lag = messages;
+    }
+
+    /// Whether a node has yet to hear of every topic: it answers that there is none.
+    pub fn set_unaware(&mut self, node: usize, unaware: bool) {
+        self.nodes[node].unaware = unaware;
+    }
+
+    pub(super) fn is_unaware(&self, node: usize) -> bool {
+        self.nodes[node].unaware
     }
 
     /// Whether the question for a partition's primary (103) is known.

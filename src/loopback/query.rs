@@ -113,6 +113,9 @@ impl Core {
     }
 
     fn topic_row(&self, request: &GetTopicRequest, call: &Call) -> Option<Bytes> {
+        if self.nodes.is_unaware(self.node_of(call.connection)) {
+            return None;
+        }
         let (stream, id) = self.find_topic(&request.stream_id, &request.topic_id).ok()?;
         let topics = &self.streams.get(stream)?.topics;
         let (topic, name) = (topics.get(id)?, topics.name(id)?);

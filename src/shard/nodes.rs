@@ -130,7 +130,7 @@ impl Nodes {
             String::new()
         };
         format!(
-            "{heard} nodes say where the destination ends, {majority} of {count} are a \
+            "{heard} nodes say what the destination holds, {majority} of {count} are a \
              majority{few}{silent}"
         )
     }

@@ -721,3 +721,45 @@ fn a_destination_node_that_shows_an_older_topic_is_no_lost_destination_m6() {
         }
     }
 }
+
+#[test]
+fn a_destination_node_that_knows_no_topic_yet_is_no_lost_destination_m6() {
+    for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
+        for reached in [true, false] {
+            let mut w = after_a_copy(&[0, 1, 2], 100, true);
+            let mut plan = plan_to(&[0, 1, 2]);
+            plan.on_destination_lost = policy;
+            w.plan = Arc::new(plan);
+            w.down.core.nodes().set_primary(Some(1));
+            w.down.core.nodes().set_unaware(0, true);
+            // Of the others all show the topic, or nobody says anything.
+            w.reach_node(1, reached);
+            w.reach_node(2, reached);
+            w.start(1);
+            w.run(200 * SECOND);
+            let feed = w.feed(0);
+            assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);
+            let words = if reached { "shows it" } else { "2 of 3 are a majority" };
+            assert!(feed.condition.detail.contains(words), "{}", feed.condition.detail);
+            let is_making =
+                |message: &ToControl| matches!(message, ToControl::EnsureDestination { .. });
+            assert!(!w.to_control.iter().any(is_making), "nothing is lost");
+            w.reach_node(1, true);
+            w.reach_node(2, true);
+            w.down.core.nodes().set_unaware(0, false);
+            goes_on(&mut w, 100);
+            assert_eq!((w.feed(0).counters.resets, w.feed(0).epoch), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_destination_topic_that_a_majority_lacks_is_lost_m6() {
+    for configured in [&[0][..], &[0, 1, 2]] {
+        let mut w = after_a_copy(configured, 100, true);
+        w.down.core.forget_topic("orders", "events");
+        w.reach_node(2, false);
+        w.start(1);
+        w.until("lost", |w| w.feed(0).condition.reason == "destination_lost");
+    }
+}

@@ -50,13 +50,18 @@ impl Feed {
         true
     }
 
-    /// The same of the destination.
+    /// Creation time of the newest topic that the destination showed, microseconds.
+    pub(super) fn downstream_known(&self) -> u64 {
+        self.entry.downstream_created_at.max(self.downstream_created_at)
+    }
+
+    /// True if the destination shows an older topic than it did before and may lag.
     pub(super) fn downstream_is_older(
         &mut self,
         ctx: &mut Ctx<'_>,
         info: Option<&TopicInfo>,
     ) -> bool {
-        let known = self.entry.downstream_created_at.max(self.downstream_created_at);
+        let known = self.downstream_known();
         let Some(seen) = info.map(|info| info.created_at) else { return false };
         if seen >= known || ctx.conns.nodes(self.down).is_some_and(|nodes| !nodes.are_several()) {
             self.downstream_created_at = seen;

@@ -179,14 +179,25 @@ impl Feed {
         self.identified_one(ctx, false);
     }
 
-    /// A topic that was copied to is not there: lost only if it stays away for `settle`.
+    /// A topic that was copied to is not there: lost only if it stays away for `settle`, and where
+    /// there are several nodes only if a majority of them says so.
     fn destination_absent(&mut self, ctx: &mut Ctx<'_>, name: &TopicName) {
         let now = ctx.now.mono;
         let detail = format!("destination topic {name} does not exist any more");
         let since = *self.absent_since.get_or_insert(now);
         if now.since(since) < self.settle(ctx) {
-            self.look_later(ctx, reason::DESTINATION_NOT_READY, detail);
-        } else if self.destination_lost(ctx, detail) {
+            return self.look_later(ctx, reason::DESTINATION_NOT_READY, detail);
+        }
+        match ctx.conns.nodes(self.down).map(Nodes::are_several) {
+            None => self.look_later(ctx, reason::DESTINATION_NOT_READY, detail),
+            Some(true) => self.ask_whether_absent(ctx, detail),
+            Some(false) => self.absence_is_sure(ctx, detail),
+        }
+    }
+
+    /// The topic that was copied to is gone, as `detail` says.
+    pub(super) fn absence_is_sure(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        if self.destination_lost(ctx, detail) {
             self.ensure(ctx);
         }
     }

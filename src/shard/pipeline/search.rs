@@ -69,6 +69,9 @@ pub(super) struct Ballot {
     /// Which of the sets of voters this is; the next one is asked where this one falls short.
     set: usize,
     is_advertised: bool,
+    /// What is asked is whether the topic is gone, as the node in use says; else where the
+    /// partition ends.
+    absent: Option<String>,
 }
 
 #[derive(Debug)]
@@ -177,23 +180,43 @@ impl Feed {
 
     /// Asks the other nodes where the partition ends: the voters of this set.
     fn ask_others(&mut self, ctx: &mut Ctx<'_>, set: usize) {
-        let (Some(nodes), Some(home)) = (ctx.conns.nodes(self.down), self.home_identity()) else {
+        let Some(home) = self.home_identity() else {
+            self.goes_home = true;
+            return self.restart_resume(ctx);
+        };
+        self.ask_voters(ctx, set, home, None);
+    }
+
+    /// Asks the other nodes whether the topic that was copied to is gone, as the one in use says.
+    pub(super) fn ask_whether_absent(&mut self, ctx: &mut Ctx<'_>, detail: String) {
+        self.ask_voters(ctx, 0, self.downstream_known(), Some(detail));
+    }
+
+    /// `created_at`: of the topic that is meant.
+    fn ask_voters(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        set: usize,
+        created_at: u64,
+        absent: Option<String>,
+    ) {
+        let Some(nodes) = ctx.conns.nodes(self.down) else {
             self.goes_home = true;
             return self.restart_resume(ctx);
         };
         let Some(voters) = nodes.voters().into_iter().nth(set) else {
-            let detail = nodes.too_few(1, "");
+            let detail = undecided(absent.as_deref(), &nodes.too_few(1, ""));
             return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
         };
         let (votes, is_advertised) = (Vec::new(), voters.is_advertised);
-        let mut ballot = Ballot { votes, counts_home: false, set, is_advertised };
+        let mut ballot = Ballot { votes, counts_home: false, set, is_advertised, absent };
         for address in voters.addresses {
             if ctx.conns.slot(self.down).is_at(&address) {
                 ballot.counts_home = true;
                 continue;
             }
             let conn = ctx.conns.visit(self.wish(&address), ctx.now.mono, self.dial_backoff());
-            let inquiry = Inquiry::new(&self.topic().downstream, self.spec.partition, home);
+            let inquiry = Inquiry::new(&self.topic().downstream, self.spec.partition, created_at);
             ballot.votes.push(Vote { address, conn, inquiry, asked: false, said: None });
         }
         self.search.visits = true;
@@ -250,6 +273,7 @@ impl Feed {
             };
             vote.said = Some(said);
             match stranger {
+                _ if ballot.absent.is_some() => {}
                 Some(why) => self.is_stranger(ctx, &address, why),
                 None => self.strangers.admit(&address),
             }
@@ -261,6 +285,9 @@ impl Feed {
     fn decide(&mut self, ctx: &mut Ctx<'_>) {
         let Stage::Searching(Searching::Ends(ballot)) = &self.stage else { return };
         let Some(nodes) = ctx.conns.nodes(self.down) else { return self.restart_resume(ctx) };
+        if ballot.absent.is_some() {
+            return self.decide_absence(ctx);
+        }
         let said = ballot.votes.iter().filter_map(|vote| vote.said.as_ref());
         let shown: Vec<Shown> = said.filter_map(|said| said.clone().ok()).collect();
         let home = ctx.conns.slot(self.down).place().filter(|_| ballot.counts_home);
@@ -274,6 +301,39 @@ impl Feed {
             // What the cluster calls itself is not all reached from here, or the other way round.
             return self.ask_others(ctx, next);
         }
+        self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+    }
+
+    /// Everybody has said whether the topic is there, or cannot: one node that shows it is enough,
+    /// and that it is gone takes a majority.
+    fn decide_absence(&mut self, ctx: &mut Ctx<'_>) {
+        let Stage::Searching(Searching::Ends(ballot)) = &self.stage else { return };
+        let Some(nodes) = ctx.conns.nodes(self.down) else { return self.restart_resume(ctx) };
+        let detail = ballot.absent.clone().unwrap_or_default();
+        let has_it = |vote: &&Vote| matches!(vote.said, Some(Ok(_)));
+        if let Some(vote) = ballot.votes.iter().find(has_it) {
+            let detail = format!("{detail}; {} shows it, so this node lags", vote.address);
+            return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
+        }
+        let lacks_it = ballot.votes.iter().filter_map(|vote| match &vote.said {
+            Some(Err(Silence::Stranger(_))) => {
+                let (address, place) = (vote.address.clone(), ctx.conns.slot(vote.conn).place());
+                let peer = place.map_or(&address, |place| &place.peer).clone();
+                Some(Shown { address, peer, end: 0 })
+            }
+            _ => None,
+        });
+        let lacks_it: Vec<Shown> = lacks_it.collect();
+        let home = ctx.conns.slot(self.down).place().filter(|_| ballot.counts_home);
+        let heard = ballot::heard(home.map(|place| &*place.peer), &lacks_it);
+        if heard >= nodes.majority() {
+            return self.absence_is_sure(ctx, detail);
+        }
+        let next = ballot.set + 1;
+        if next < nodes.voters().len() {
+            return self.ask_voters(ctx, next, self.downstream_known(), Some(detail));
+        }
+        let detail = undecided(Some(&detail), &nodes.too_few(heard, &ballot.silent()));
         self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
     }
 
@@ -385,6 +445,14 @@ impl Feed {
 
     fn dial_backoff(&self) -> Backoff {
         Backoff::new(self.spec.plan.retry_interval, self.spec.plan.max_retry_interval)
+    }
+}
+
+/// That a question was not decided: for `absent` whether the topic is gone.
+fn undecided(absent: Option<&str>, too_few: &str) -> String {
+    match absent {
+        Some(absent) => format!("{absent}, as far as was heard; {too_few}"),
+        None => too_few.to_owned(),
     }
 }
 
