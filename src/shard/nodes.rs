@@ -223,7 +223,11 @@ mod tests {
         let all = nodes(&["a:1", "b:1", "c:1"], &three);
         assert_eq!(sets(&all), [set(false, &["a:1", "b:1", "c:1"]), advertised.clone()]);
         let some = nodes(&["a:1", "b:1"], &three);
-        assert_eq!(sets(&some), [advertised.clone()], "two names of one node, perhaps");
+        assert_eq!(
+            sets(&some),
+            std::slice::from_ref(&advertised),
+            "two names of one node, perhaps"
+        );
         let hidden = nodes(&["a:1", "b:1"], &[("", 1), ("", 1), ("", 1)]);
         assert_eq!(sets(&hidden), []);
         assert_eq!(sets(&nodes(&["a:1"], &three)), [advertised], "one of three says nothing");
