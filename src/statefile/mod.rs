@@ -71,6 +71,28 @@ pub struct FeedState {
     pub repeats: Vec<Repeat>,
 }
 
+impl FeedState {
+    /// A partition of which nothing is known yet.
+    pub fn fresh(upstream: TopicName, downstream: TopicName, partition: u32) -> FeedState {
+        FeedState {
+            upstream,
+            downstream,
+            partition,
+            epoch: 0,
+            sequence: 0,
+            position: 0,
+            deltas: Vec::new(),
+            last: None,
+            upstream_created_at: 0,
+            downstream_created_at: 0,
+            clean_stop: false,
+            counters: Counters::default(),
+            gaps: Vec::new(),
+            repeats: Vec::new(),
+        }
+    }
+}
+
 /// The last copied message and its upstream offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastMessage {

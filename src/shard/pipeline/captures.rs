@@ -7,7 +7,6 @@ use super::feed::Ctx;
 use super::{Pipeline, Source};
 use crate::batch::FeedId;
 use crate::commit::lane::Lane;
-use crate::config::CapturePlan;
 use crate::shard::event::{CaptureSpec, Command, PgConnId, PgEvent};
 use crate::shard::snapshot::CaptureSnapshot;
 use crate::statefile::CaptureState;
@@ -17,7 +16,7 @@ impl Pipeline {
     pub(super) fn add_capture(&mut self, now: Now, spec: CaptureSpec, out: &mut Vec<Command>) {
         let id = spec.id;
         let source = self.sources.entry(spec.plan.key.clone()).or_insert_with(|| Source {
-            lane: lane(&spec.plan, spec.generation),
+            lane: lane(spec.generation),
             problem: None,
             feeds: Vec::new(),
             acked_at: None,
@@ -119,8 +118,9 @@ impl Pipeline {
     }
 }
 
-/// Captures are saved as fast as the disk goes: the database keeps its log until then (C2).
-fn lane(_plan: &CapturePlan, generation: u64) -> Lane {
+/// Captures keep no interval beyond the lane's own pace: the database keeps its log until a
+/// position is saved (C2).
+fn lane(generation: u64) -> Lane {
     Lane::new(std::time::Duration::ZERO, generation)
 }
 

@@ -25,7 +25,7 @@ use crate::ingest::iggy::Reader;
 use crate::shard::event::{Command, ConnError, ConnId, FeedSpec};
 use crate::shard::reason::{self, Reason};
 use crate::shard::snapshot::{Condition, FeedSnapshot, Status};
-use crate::statefile::{Counters, FeedState};
+use crate::statefile::FeedState;
 use crate::time::{Millis, Now};
 
 /// What a feed may use while it takes a turn.
@@ -580,20 +580,5 @@ fn micros(duration: Duration) -> u64 {
 }
 
 fn fresh_entry(topic: &TopicPlan, partition: u32) -> FeedState {
-    FeedState {
-        upstream: topic.upstream.clone(),
-        downstream: topic.downstream.clone(),
-        partition,
-        epoch: 0,
-        sequence: 0,
-        position: 0,
-        deltas: Vec::new(),
-        last: None,
-        upstream_created_at: 0,
-        downstream_created_at: 0,
-        clean_stop: false,
-        counters: Counters::default(),
-        gaps: Vec::new(),
-        repeats: Vec::new(),
-    }
+    FeedState::fresh(topic.upstream.clone(), topic.downstream.clone(), partition)
 }

@@ -9,7 +9,7 @@
 
 use super::matching::Place;
 use crate::batch::{Fingerprint, Gap, OffsetMap, Repeat, TopicName};
-use crate::statefile::{Counters, FeedState, LastMessage, MAX_GAPS};
+use crate::statefile::{FeedState, LastMessage, MAX_GAPS};
 
 /// Which feed, and who its topics are today.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,21 +134,6 @@ impl Identity {
     }
 
     fn nothing_known(&self) -> FeedState {
-        FeedState {
-            upstream: self.upstream.clone(),
-            downstream: self.downstream.clone(),
-            partition: self.partition,
-            epoch: 0,
-            sequence: 0,
-            position: 0,
-            deltas: Vec::new(),
-            last: None,
-            upstream_created_at: 0,
-            downstream_created_at: 0,
-            clean_stop: false,
-            counters: Counters::default(),
-            gaps: Vec::new(),
-            repeats: Vec::new(),
-        }
+        FeedState::fresh(self.upstream.clone(), self.downstream.clone(), self.partition)
     }
 }
