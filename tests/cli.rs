@@ -134,6 +134,7 @@ fn feed(partition: u32, epoch: u64, sequence: u64, position: u64) -> FeedState {
         },
         gaps: vec![Gap { first: 10, last: 19, found_at: 1_700_000_000_000_000 }],
         repeats: vec![Repeat { first: 70, last: 74, found_at: 1_700_000_000_000_000 }],
+        first_count: Some(4),
     }
 }
 

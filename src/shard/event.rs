@@ -541,9 +541,10 @@ pub struct FeedSpec {
     pub partition: u32,
     /// Newest saved entry, or `None` at its first start.
     pub saved: Option<FeedState>,
-    /// True when the partition appeared after its topic was first started by this source: it
-    /// begins at its first message, whatever `initial_offset` says (M4).
-    pub late: bool,
+    /// How many partitions the upstream topic had when this source first started it. One from
+    /// this number on came later: it begins at its first message, whatever `initial_offset` says
+    /// (M4).
+    pub first_count: u32,
     /// Highest generation found in the source's files: saves go on above it (I4).
     pub generation: u64,
     /// Creation time of the upstream topic as the control thread saw it.

@@ -209,6 +209,7 @@ mod tests {
             counters: Counters::default(),
             gaps: Vec::new(),
             repeats: Vec::new(),
+            first_count: None,
         }
     }
 

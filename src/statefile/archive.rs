@@ -16,6 +16,18 @@ pub(super) struct Body {
     source: String,
     shard: u16,
     saved_at: u64,
+    feeds: Vec<Started>,
+    captures: Vec<Capture>,
+}
+
+/// The body of version 2, which did not know how many partitions there were at first. Only read.
+#[derive(Archive)]
+#[cfg_attr(test, derive(Serialize))]
+#[cfg_attr(not(test), expect(dead_code, reason = "its archived twin is what is read"))]
+pub(super) struct BodyV2 {
+    source: String,
+    shard: u16,
+    saved_at: u64,
     feeds: Vec<Copied>,
     captures: Vec<Capture>,
 }
@@ -29,6 +41,13 @@ pub(super) struct BodyV1 {
     shard: u16,
     saved_at: u64,
     feeds: Vec<Feed>,
+}
+
+/// A feed as version 2 knew it, and what version 3 adds.
+#[derive(Archive, Serialize)]
+struct Started {
+    copied: Copied,
+    first_count: Option<u32>,
 }
 
 /// A feed as version 1 knew it, and what version 2 adds.
@@ -152,18 +171,33 @@ impl From<&SourceState> for Body {
             source: state.source.to_string(),
             shard: state.shard,
             saved_at: state.saved_at,
-            feeds: state.feeds.iter().map(Copied::from).collect(),
+            feeds: state.feeds.iter().map(Started::from).collect(),
             captures: state.captures.iter().map(Capture::from).collect(),
         }
     }
 }
 
 #[cfg(test)]
+impl From<&SourceState> for BodyV2 {
+    fn from(state: &SourceState) -> BodyV2 {
+        let Body { source, shard, saved_at, feeds, captures } = Body::from(state);
+        let feeds = feeds.into_iter().map(|started| started.copied).collect();
+        BodyV2 { source, shard, saved_at, feeds, captures }
+    }
+}
+
+#[cfg(test)]
 impl From<&SourceState> for BodyV1 {
     fn from(state: &SourceState) -> BodyV1 {
-        let Body { source, shard, saved_at, feeds, .. } = Body::from(state);
+        let BodyV2 { source, shard, saved_at, feeds, .. } = BodyV2::from(state);
         let feeds = feeds.into_iter().map(|copied| copied.feed).collect();
         BodyV1 { source, shard, saved_at, feeds }
+    }
+}
+
+impl From<&FeedState> for Started {
+    fn from(feed: &FeedState) -> Started {
+        Started { copied: Copied::from(feed), first_count: feed.first_count }
     }
 }
 
@@ -283,6 +317,19 @@ impl ArchivedBody {
             shard: self.shard.to_native(),
             generation,
             saved_at: self.saved_at.to_native(),
+            feeds: self.feeds.iter().map(ArchivedStarted::to_state).collect(),
+            captures: self.captures.iter().map(ArchivedCapture::to_state).collect(),
+        }
+    }
+}
+
+impl ArchivedBodyV2 {
+    pub(super) fn to_state(&self, generation: u64) -> SourceState {
+        SourceState {
+            source: self.source.as_str().into(),
+            shard: self.shard.to_native(),
+            generation,
+            saved_at: self.saved_at.to_native(),
             feeds: self.feeds.iter().map(ArchivedCopied::to_state).collect(),
             captures: self.captures.iter().map(ArchivedCapture::to_state).collect(),
         }
@@ -354,6 +401,13 @@ impl ArchivedRouted {
     }
 }
 
+impl ArchivedStarted {
+    fn to_state(&self) -> FeedState {
+        let first_count = self.first_count.as_ref().map(|count| count.to_native());
+        FeedState { first_count, ..self.copied.to_state() }
+    }
+}
+
 impl ArchivedCopied {
     fn to_state(&self) -> FeedState {
         let repeats = self.repeats.iter().map(|r| Repeat {
@@ -399,6 +453,7 @@ impl ArchivedFeed {
             },
             gaps: gaps.collect(),
             repeats: Vec::new(),
+            first_count: None,
         }
     }
 }

@@ -20,7 +20,7 @@ use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::archive::{ArchivedBody, ArchivedBodyV1, Body};
+use super::archive::{ArchivedBody, ArchivedBodyV1, ArchivedBodyV2, Body};
 use super::inspect::{is_source_key, parse_file_name};
 use super::{FeedState, MAX_GAPS, SourceState, capture};
 
@@ -29,7 +29,7 @@ pub const BLOCK: usize = 4096;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 64;
 /// The version this program writes. It reads this one and all before it.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest version it reads: mirrors alone.
 pub const OLDEST_VERSION: u32 = 1;
 /// First bytes of a file. Not text, and a newline that text tools would change.
@@ -289,12 +289,21 @@ fn read_body(body: &[u8], header: &Header) -> Result<SourceState, Fault> {
         &copy
     };
     let bad = |error: rancor::Error| Fault::BadBody(error.to_string());
-    if header.version == 1 {
-        let archived = rkyv::access::<ArchivedBodyV1, rancor::Error>(aligned).map_err(bad)?;
-        return Ok(archived.to_state(header.generation));
-    }
-    let archived = rkyv::access::<ArchivedBody, rancor::Error>(aligned).map_err(bad)?;
-    Ok(archived.to_state(header.generation))
+    let generation = header.generation;
+    Ok(match header.version {
+        1 => {
+            let archived = rkyv::access::<ArchivedBodyV1, rancor::Error>(aligned).map_err(bad)?;
+            archived.to_state(generation)
+        }
+        2 => {
+            let archived = rkyv::access::<ArchivedBodyV2, rancor::Error>(aligned).map_err(bad)?;
+            archived.to_state(generation)
+        }
+        _ => {
+            let archived = rkyv::access::<ArchivedBody, rancor::Error>(aligned).map_err(bad)?;
+            archived.to_state(generation)
+        }
+    })
 }
 
 /// What the archive's types cannot say.
@@ -406,13 +415,16 @@ impl fmt::Display for Hex<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::archive::BodyV1;
-    use super::super::samples::{any_state, full_capture, full_feed, full_state, mirror_state};
+    use super::super::archive::{BodyV1, BodyV2};
+    use super::super::samples::{
+        any_state, full_capture, full_feed, full_state, mirror_state, second_state,
+    };
     use super::*;
     use crate::batch::{DeltaPiece, Gap};
     use proptest::prelude::*;
 
-    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/state/v2.state");
+    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/state/v3.state");
+    const GOLDEN_V2: &[u8] = include_bytes!("../../tests/golden/state/v2.state");
     const GOLDEN_V1: &[u8] = include_bytes!("../../tests/golden/state/v1.state");
 
     fn fault(bytes: &[u8]) -> Fault {
@@ -466,19 +478,32 @@ mod tests {
     }
 
     #[test]
-    fn version_2_files_stay_readable_and_writable() {
+    fn version_3_files_stay_readable_and_writable() {
         assert_eq!(decode(GOLDEN, "orders.5.state").unwrap(), full_state());
-        assert!(encode(&full_state()) == GOLDEN, "the bytes of version 2 changed: that needs a 3");
+        assert!(encode(&full_state()) == GOLDEN, "the bytes of version 3 changed: that needs a 4");
     }
 
     #[test]
     fn version_1_files_stay_readable() {
         assert_eq!(decode(GOLDEN_V1, "orders.5.state").unwrap(), mirror_state());
         let body = rkyv::to_bytes::<rancor::Error>(&BodyV1::from(&mirror_state())).unwrap();
-        let head = header(1, mirror_state().generation, &body);
-        let mut image = [&head[..], &body[..]].concat();
+        let is_same = of_version(1, &body) == GOLDEN_V1;
+        assert!(is_same, "the type that reads version 1 has another layout");
+    }
+
+    #[test]
+    fn version_2_files_stay_readable() {
+        assert_eq!(decode(GOLDEN_V2, "orders.5.state").unwrap(), second_state());
+        let body = rkyv::to_bytes::<rancor::Error>(&BodyV2::from(&second_state())).unwrap();
+        let is_same = of_version(2, &body) == GOLDEN_V2;
+        assert!(is_same, "the type that reads version 2 has another layout");
+    }
+
+    fn of_version(version: u32, body: &[u8]) -> Vec<u8> {
+        let head = header(version, full_state().generation, body);
+        let mut image = [&head[..], body].concat();
         image.resize(image.len().next_multiple_of(BLOCK), 0);
-        assert!(image == GOLDEN_V1, "the type that reads version 1 has another layout");
+        image
     }
 
     #[test]
@@ -544,12 +569,12 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_named() {
-        let bytes = sealed(b"another layout", |h| h[8] = 3);
-        assert_eq!(fault(&bytes), Fault::NewerVersion { seen: 3, known: 2 });
+        let bytes = sealed(b"another layout", |h| h[8] = 4);
+        assert_eq!(fault(&bytes), Fault::NewerVersion { seen: 4, known: 3 });
         let text = decode(&bytes, "a.0.state").unwrap_err().to_string();
         assert_eq!(
             text,
-            "state file a.0.state: format version 3, this program reads versions 1 to 2; start the \
+            "state file a.0.state: format version 4, this program reads versions 1 to 3; start the \
              release that wrote it, or put back the file saved before the upgrade"
         );
     }

@@ -176,6 +176,8 @@ pub struct FeedReport {
     pub gaps: Vec<GapReport>,
     /// Latest repeat records, oldest first.
     pub repeats: Vec<RepeatReport>,
+    /// See [`FeedState::first_count`].
+    pub first_count: Option<u32>,
 }
 
 /// A topic by name.
@@ -330,6 +332,7 @@ fn feed_report(file: &SourceState, feed: &FeedState) -> FeedReport {
             })
             .collect(),
         repeats: feed.repeats.iter().map(repeat_report).collect(),
+        first_count: feed.first_count,
     }
 }
 

@@ -69,6 +69,9 @@ pub struct FeedState {
     pub gaps: Vec<Gap>,
     /// Latest repeat records, oldest first, at most [`MAX_GAPS`].
     pub repeats: Vec<Repeat>,
+    /// How many partitions the upstream topic had when this source first started it (M4); `None`
+    /// in files older than version 3.
+    pub first_count: Option<u32>,
 }
 
 impl FeedState {
@@ -89,6 +92,7 @@ impl FeedState {
             counters: Counters::default(),
             gaps: Vec::new(),
             repeats: Vec::new(),
+            first_count: None,
         }
     }
 }

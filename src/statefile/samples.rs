@@ -44,6 +44,7 @@ pub(super) fn full_feed() -> FeedState {
         },
         gaps: vec![Gap { first: 550, last: 599, found_at: 1_752_000_000_000_004 }],
         repeats: vec![Repeat { first: 900, last: 949, found_at: 1_752_000_000_000_005 }],
+        first_count: Some(8),
     }
 }
 
@@ -60,6 +61,7 @@ pub(super) fn fresh_feed() -> FeedState {
         counters: Counters::default(),
         gaps: Vec::new(),
         repeats: Vec::new(),
+        first_count: None,
         ..full_feed()
     }
 }
@@ -127,8 +129,15 @@ pub(super) fn fresh_capture() -> CaptureState {
 
 /// Both feeds alone; the content of the golden file of version 1.
 pub(super) fn mirror_state() -> SourceState {
-    let mut state = SourceState { captures: Vec::new(), ..full_state() };
+    let mut state = SourceState { captures: Vec::new(), ..second_state() };
     state.feeds.iter_mut().for_each(|feed| feed.repeats.clear());
+    state
+}
+
+/// The content of the golden file of version 2.
+pub(super) fn second_state() -> SourceState {
+    let mut state = full_state();
+    state.feeds.iter_mut().for_each(|feed| feed.first_count = None);
     state
 }
 
@@ -231,11 +240,13 @@ fn any_feed() -> impl Strategy<Value = FeedState> {
     (
         (any_topic(), any_topic(), any::<u32>(), any::<u64>(), any::<u64>(), any_progress()),
         (any::<u64>(), any::<u64>(), any::<bool>(), any_counters(), any_gaps(), any_gaps()),
+        any::<Option<u32>>(),
     )
         .prop_map(
             |(
                 (upstream, downstream, partition, epoch, sequence, progress),
                 (up, down, stop, c, g, r),
+                first_count,
             )| {
                 let (position, deltas, last) = progress;
                 FeedState {
@@ -253,6 +264,7 @@ fn any_feed() -> impl Strategy<Value = FeedState> {
                     counters: c,
                     gaps: g,
                     repeats: r.into_iter().map(repeat).collect(),
+                    first_count,
                 }
             },
         )

@@ -28,7 +28,7 @@ const DAMAGES: [(Damage, &str); 7] = [
     (Damage::Cut, "cut: "),
     (Damage::Longer, "longer than it says"),
     (Damage::FlippedBit, "body checksum"),
-    (Damage::NewerVersion, "format version 3, this program reads versions 1 to 2"),
+    (Damage::NewerVersion, "format version 4, this program reads versions 1 to 3"),
     (Damage::OtherIdentity, "\"other\""),
     (Damage::Unreadable, "not a regular file"),
 ];
@@ -61,7 +61,7 @@ fn damage(rig: &Rig, damage: Damage) -> PathBuf {
         Damage::Longer => bytes.push(0),
         Damage::FlippedBit => bytes[100] ^= 0x10,
         Damage::NewerVersion => {
-            bytes[8] = 3;
+            bytes[8] = 4;
             let sum = XxHash3_64::oneshot(&bytes[..56]);
             bytes[56..64].copy_from_slice(&sum.to_le_bytes());
         }

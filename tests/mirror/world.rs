@@ -373,7 +373,7 @@ impl World {
                 topic: 0,
                 partition,
                 saved: saved.as_ref().and_then(entry),
-                late,
+                first_count: if late { 0 } else { partitions },
                 generation,
                 upstream_created_at: up,
                 downstream_created_at: down,

@@ -420,7 +420,7 @@ impl Control {
             topic: feed.topic,
             partition: feed.partition,
             saved: feed.saved,
-            late: feed.late,
+            first_count: feed.first_count,
             generation,
             upstream_created_at: feed.upstream_created_at,
             downstream_created_at: feed.downstream_created_at,

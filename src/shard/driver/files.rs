@@ -284,6 +284,7 @@ mod tests {
             counters: Counters::default(),
             gaps: Vec::new(),
             repeats: Vec::new(),
+            first_count: None,
         };
         SourceState {
             source: "orders".into(),

@@ -203,7 +203,8 @@ impl Feed {
         let topic = &plan.topics[spec.topic];
         let verify = if plan.verify_checksums { Verify::Full } else { Verify::FramingOnly };
         let started = spec.saved.is_some();
-        let entry = spec.saved.clone().unwrap_or_else(|| fresh_entry(topic, spec.partition));
+        let mut entry = spec.saved.clone().unwrap_or_else(|| fresh_entry(topic, spec.partition));
+        entry.first_count = Some(spec.first_count);
         let clean = entry.clean_stop;
         let exact = plan.partitions == Partitions::Preserve;
         let durable_position = entry.position;

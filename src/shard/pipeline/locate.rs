@@ -79,7 +79,8 @@ impl Feed {
 
     /// Late partitions, refills and new histories begin at the first message there is.
     fn initial(&self) -> InitialOffset {
-        if self.spec.late || self.restart != Restart::No {
+        let is_late = self.spec.partition >= self.spec.first_count;
+        if is_late || self.restart != Restart::No {
             InitialOffset::Earliest
         } else {
             self.spec.plan.initial_offset

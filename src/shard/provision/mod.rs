@@ -13,6 +13,7 @@
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
+mod nodes;
 pub mod options;
 mod output;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod topic;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use self::nodes::silent;
 pub use self::output::{NewFeed, Next, Notice, Output, Side, Trouble};
 #[cfg(test)]
 pub(crate) use self::tests::plan as sample_plan;
@@ -49,6 +51,8 @@ pub struct Provisioner {
     catalogue: Option<BTreeSet<String>>,
     told: BTreeSet<String>,
     asked: Option<usize>,
+    /// What is out is the question how many nodes there are, not the topic's step.
+    asks_nodes: bool,
     /// An operator has the source rest.
     rests: Option<Condition>,
     outputs: Vec<Output>,
@@ -67,6 +71,7 @@ impl Provisioner {
             catalogue: None,
             told: BTreeSet::new(),
             asked: None,
+            asks_nodes: false,
             rests: None,
             outputs: Vec::new(),
             plan,
@@ -178,7 +183,7 @@ impl Provisioner {
 
     /// A feed has let go of a destination that will be made again.
     pub fn released(&mut self, now: Now, topic: usize, feed: FeedId) {
-        let settle = self.plan.to.settle.configured;
+        let settle = self.settle(Side::Downstream);
         let is_asked = self.asked == Some(topic);
         let Some(topic) = self.topics.get_mut(topic) else { return };
         topic.released.insert(feed);
@@ -205,7 +210,10 @@ impl Provisioner {
         let first = self.topics.iter().enumerate().min_by_key(|(_, topic)| at(topic));
         match first {
             Some((index, topic)) if at(topic) <= now.mono => {
-                let (side, request) = (topic.step.side(), self.request(index));
+                let side = topic.step.side();
+                self.asks_nodes = self.needs_nodes(topic.step);
+                let asks = self.asks_nodes.then_some(Request::ClusterMetadata);
+                let request = asks.unwrap_or_else(|| self.request(index));
                 self.asked = Some(index);
                 Next::Ask { side, request }
             }
@@ -218,11 +226,25 @@ impl Provisioner {
     pub fn answer(&mut self, now: Now, answer: Result<Reply, Trouble>) {
         let Some(index) = self.asked.take() else { return };
         let step = self.topics[index].step;
+        let is_lost =
+            matches!(answer, Err(Trouble::Unreachable(_) | Trouble::Failed(Failure::Lost)));
         if !matches!(answer, Err(Trouble::Unreachable(_))) {
             let link = &mut self.links[step.side() as usize];
             link.backoff.reset();
             link.condition = None;
         }
+        if std::mem::take(&mut self.asks_nodes) {
+            self.nodes(now, index, step.side(), answer);
+        } else {
+            self.ended(now, index, step, answer);
+        }
+        if is_lost {
+            // The next connection may lead to another server.
+            self.links[step.side() as usize].several = None;
+        }
+    }
+
+    fn ended(&mut self, now: Now, index: usize, step: Step, answer: Result<Reply, Trouble>) {
         match answer {
             Ok(reply) => self.replied(now, index, step, reply),
             Err(Trouble::Unreachable(error)) => self.unreachable(now, index, step.side(), &error),
@@ -233,39 +255,29 @@ impl Provisioner {
                     step.words(&self.plan.topics[index]),
                     failure_words(&failure)
                 );
-                let silent = match step.side() {
-                    Side::Upstream => reason::UPSTREAM_UNREACHABLE,
-                    Side::Downstream => reason::DESTINATION_UNREACHABLE,
-                };
-                self.unknown(now, index, step, silent, detail);
+                self.unknown(now, index, step, silent(step.side()), detail);
             }
         }
     }
 
     /// Feeds of everything that was saved.
     fn resume(&mut self, saved: &[FeedState]) {
-        for entry in saved {
+        let places = saved.iter().filter_map(|entry| {
             let is_it = |topic: &TopicPlan| {
                 topic.upstream == entry.upstream && topic.downstream == entry.downstream
             };
-            let Some(index) = self.plan.topics.iter().position(is_it) else {
-                continue;
-            };
-            let topic = &mut self.topics[index];
-            let count = entry.partition.saturating_add(1);
-            topic.known_count = topic.known_count.max(Some(count));
-            topic.downstream_created_at =
-                topic.downstream_created_at.max(entry.downstream_created_at);
-            topic.seen_created_at = topic.downstream_created_at;
-            topic.added.insert(entry.partition);
-            if entry.last.is_some() || entry.counters.messages > 0 {
-                topic.copied.insert(entry.partition);
-            }
+            Some((self.plan.topics.iter().position(is_it)?, entry))
+        });
+        let places: Vec<_> = places.collect();
+        for &(index, entry) in &places {
+            self.topics[index].resume(entry);
+        }
+        for (index, entry) in places {
             self.outputs.push(Output::Add(Box::new(NewFeed {
                 topic: index,
                 partition: entry.partition,
                 saved: Some(entry.clone()),
-                late: false,
+                first_count: self.topics[index].first_count(),
                 upstream_created_at: entry.upstream_created_at,
                 downstream_created_at: entry.downstream_created_at,
             })));
@@ -343,7 +355,7 @@ impl Provisioner {
             self.tell_change(index, step);
         }
         if matches!(step, Step::Grow { .. }) {
-            self.topics[index].grow_at = now.mono + self.plan.to.settle.configured;
+            self.topics[index].grow_at = now.mono + self.settle(Side::Downstream);
         }
         self.topics[index].go(next, now);
     }
@@ -438,13 +450,14 @@ impl Provisioner {
     fn found(&mut self, now: Now, index: usize, info: &TopicInfo, partitions: u32) {
         let topic = &mut self.topics[index];
         let upstream_created_at = topic.upstream.as_ref().map_or(0, |info| info.created_at);
+        let first_count = topic.first_count();
         for partition in 0..partitions {
             if topic.added.insert(partition) {
                 self.outputs.push(Output::Add(Box::new(NewFeed {
                     topic: index,
                     partition,
                     saved: None,
-                    late: topic.known_count.is_some_and(|known| partition >= known),
+                    first_count,
                     upstream_created_at,
                     downstream_created_at: info.created_at,
                 })));
@@ -489,7 +502,7 @@ impl Provisioner {
     fn unknown(&mut self, now: Now, index: usize, step: Step, reason: Reason, detail: String) {
         self.retry(now, index, reason, detail);
         if step.changes_something() {
-            let settle = self.cluster(step.side()).settle.configured;
+            let settle = self.settle(step.side());
             let topic = &mut self.topics[index];
             topic.quiet_until = now.mono + settle;
             topic.grow_at = topic.quiet_until;
@@ -509,11 +522,10 @@ impl Provisioner {
     }
 
     fn unreachable(&mut self, now: Now, index: usize, side: Side, error: &ConnError) {
-        let reason = match (error, side) {
-            (ConnError::Login { .. }, _) => reason::LOGIN_REFUSED,
-            (ConnError::UntestedServer { .. }, _) => reason::UNTESTED_SERVER,
-            (_, Side::Upstream) => reason::UPSTREAM_UNREACHABLE,
-            (_, Side::Downstream) => reason::DESTINATION_UNREACHABLE,
+        let reason = match error {
+            ConnError::Login { .. } => reason::LOGIN_REFUSED,
+            ConnError::UntestedServer { .. } => reason::UNTESTED_SERVER,
+            _ => silent(side),
         };
         let detail = error.to_string();
         let link = &mut self.links[side as usize];

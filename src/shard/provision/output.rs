@@ -47,8 +47,8 @@ pub struct NewFeed {
     pub partition: u32,
     /// Newest saved entry.
     pub saved: Option<FeedState>,
-    /// Starts at its first message (M4).
-    pub late: bool,
+    /// How many partitions the upstream topic had at its first start (M4).
+    pub first_count: u32,
     /// Creation time of the upstream topic.
     pub upstream_created_at: u64,
     /// Creation time of the destination topic.

@@ -9,7 +9,7 @@ use crate::config::{
     Credentials, InitialOffset, OnBadRecord, OnCorruptState, OnHistoryChanged,
     OnNonemptyDestination, OnOffsetExpired, Settle,
 };
-use crate::iggy_wire::{OptionInfo, TopicOption};
+use crate::iggy_wire::{Node, OptionInfo, TopicOption};
 use crate::statefile::Counters;
 use crate::time::UnixMicros;
 
@@ -24,6 +24,8 @@ struct ModelTopic {
 struct ModelCluster {
     streams: BTreeSet<String>,
     topics: BTreeMap<(String, String), ModelTopic>,
+    /// Names of its nodes; of none it does not know the question.
+    nodes: Vec<&'static str>,
 }
 
 type Fault = Box<dyn FnMut(Side, &Request) -> Option<(bool, Trouble)>>;
@@ -38,6 +40,8 @@ struct World {
     /// Every request that is not a look-up, in words.
     changes: Vec<String>,
     look_ups: usize,
+    /// How often a cluster was asked for its nodes.
+    questions: usize,
     added: Vec<NewFeed>,
     ready: Vec<(FeedId, Result<u64, String>)>,
     releases: Vec<usize>,
@@ -95,9 +99,16 @@ impl ModelCluster {
                     None => refuse(2010),
                 }
             }
+            Request::ClusterMetadata if self.nodes.is_empty() => refuse(3),
+            Request::ClusterMetadata => Ok(Reply::Cluster(self.nodes.iter().map(node).collect())),
             other => panic!("a provisioner does not ask {other:?}"),
         }
     }
+}
+
+fn node(name: &&'static str) -> Node {
+    let (ip, tcp_port) = ("127.0.0.1".into(), 8090);
+    Node { name: (*name).into(), ip, tcp_port, leader: true, healthy: true }
 }
 
 fn info(name: &str, topic: &ModelTopic) -> TopicInfo {
@@ -178,6 +189,7 @@ fn saved(topic: &str, partition: u32, downstream_created_at: u64) -> FeedState {
         counters: Counters::default(),
         gaps: Vec::new(),
         repeats: Vec::new(),
+        first_count: None,
     }
 }
 
@@ -191,6 +203,7 @@ impl World {
             next_creation: 1000,
             changes: Vec::new(),
             look_ups: 0,
+            questions: 0,
             added: Vec::new(),
             ready: Vec::new(),
             releases: Vec::new(),
@@ -237,6 +250,7 @@ impl World {
                 Request::CreatePartitions { stream, topic, add } => {
                     self.changes.push(format!("grow {stream}/{topic} +{add}"));
                 }
+                Request::ClusterMetadata => self.questions += 1,
                 other => panic!("{other:?}"),
             }
             self.next_creation += 1;
@@ -290,7 +304,8 @@ impl World {
     }
 
     fn added(&self) -> Vec<(usize, u32, bool)> {
-        self.added.iter().map(|feed| (feed.topic, feed.partition, feed.late)).collect()
+        let is_late = |feed: &NewFeed| feed.partition >= feed.first_count;
+        self.added.iter().map(|feed| (feed.topic, feed.partition, is_late(feed))).collect()
     }
 }
 
@@ -401,6 +416,65 @@ fn a_growth_is_not_repeated_while_a_look_up_may_be_older_than_it() {
 }
 
 #[test]
+fn one_address_of_a_cluster_settles_as_long_as_the_cluster() {
+    let several: &[&str] = &["a", "b", "c"];
+    for (nodes, pause) in [(&[][..], 2), (&["a"][..], 2), (several, 10)] {
+        let settle = Settle { several: Duration::from_secs(10), ..plan(&[]).to.settle };
+        let to = ClusterPlan { settle, ..(*cluster("west")).clone() };
+        let mut world = World::new(MirrorPlan { to: Arc::new(to), ..plan(&["a"]) }, &[]);
+        world.up.put("s", "a", 3, 100);
+        world.down.put("copy", "a", 1, 200);
+        world.down.nodes = nodes.to_vec();
+        // A follower answers: the growth shows late.
+        world.stale = Some((pause * 1000 - 100, 1));
+        world.fault = Box::new(move |_, request| match request {
+            Request::CreatePartitions { .. } => Some((true, Trouble::Failed(Failure::TimedOut))),
+            _ => None,
+        });
+        world.run(Duration::from_secs(30));
+        assert_eq!(world.changes, ["grow copy/a +2"], "{nodes:?}");
+        assert_eq!(world.questions, 1, "once for a connection");
+        assert_eq!(world.added().len(), 3);
+    }
+}
+
+#[test]
+fn another_connection_may_lead_to_another_number_of_nodes() {
+    let mut world = World::new(plan(&["a"]), &[]);
+    world.up.put("s", "a", 1, 100);
+    world.down.put("copy", "a", 1, 200);
+    world.settle();
+    assert_eq!(world.questions, 1);
+    world.fault = Box::new(|side, _| {
+        (side == Side::Downstream).then_some((false, Trouble::Failed(Failure::Lost)))
+    });
+    world.run(Duration::from_secs(6));
+    world.fault = Box::new(|_, _| None);
+    let before = world.questions;
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.questions, before + 1);
+}
+
+#[test]
+fn nothing_changes_while_a_cluster_does_not_say_how_many_nodes_it_has() {
+    let mut world = World::new(plan(&["a"]), &[]);
+    world.up.put("s", "a", 3, 100);
+    world.down.put("copy", "a", 1, 200);
+    world.fault = Box::new(|_, request| match request {
+        Request::ClusterMetadata => Some((false, Trouble::Failed(Failure::TimedOut))),
+        _ => None,
+    });
+    world.run(Duration::from_secs(30));
+    assert_eq!(world.changes, [""; 0]);
+    let finding = world.finding("a").expect("a finding");
+    assert_eq!(finding.reason, "destination_unreachable");
+    assert!(finding.detail.contains("asking which nodes cluster west has"), "{}", finding.detail);
+    world.fault = Box::new(|_, _| None);
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.changes, ["grow copy/a +2"]);
+}
+
+#[test]
 fn a_feed_that_asks_does_not_shorten_the_wait_after_an_unknown_outcome() {
     let mut plan = plan(&["a"]);
     plan.on_destination_lost = OnDestinationLost::Refill;
@@ -502,6 +576,29 @@ fn partitions_between_saved_ones_were_there_at_the_first_start() {
     added.sort_unstable();
     let late = [false, false, false, false, true, true];
     assert_eq!(added, (0..6).map(|p| (0, p, late[p as usize])).collect::<Vec<_>>());
+}
+
+#[test]
+fn one_saved_partition_tells_how_many_there_were_at_the_first_start() {
+    // Killed after the first of three saves; a fourth partition came while it was down.
+    let first = FeedState { first_count: Some(3), ..saved("a", 0, 200) };
+    let mut world = World::new(plan(&["a"]), &[first]);
+    world.up.put("s", "a", 4, 100);
+    world.down.put("copy", "a", 4, 200);
+    world.settle();
+    let late = [false, false, false, true];
+    assert_eq!(world.added(), (0..4).map(|p| (0, p, late[p as usize])).collect::<Vec<_>>());
+    assert!(world.added.iter().all(|feed| feed.first_count == 3), "each of them saves it");
+}
+
+#[test]
+fn a_topic_that_came_late_has_no_partition_of_the_first_start() {
+    let late = FeedState { first_count: Some(0), ..saved("a", 1, 200) };
+    let mut world = World::new(plan(&["a"]), &[late]);
+    world.up.put("s", "a", 2, 100);
+    world.down.put("copy", "a", 2, 200);
+    world.settle();
+    assert_eq!(world.added(), [(0, 1, true), (0, 0, true)]);
 }
 
 #[test]
@@ -779,8 +876,8 @@ fn what_was_decided_before_a_rest_is_decided_anew_behind_it() {
     let mut world = World::new(plan(&["a"]), &[]);
     world.up.put("s", "a", 4, 100);
     world.down.put("copy", "a", 1, 200);
-    // Upstream, then the destination: the next request would add three partitions.
-    for _ in 0..2 {
+    // Upstream, then the destination's nodes and topic: the next would add three partitions.
+    for _ in 0..3 {
         let Next::Ask { side, request } = world.machine.next(world.now()) else { panic!("asleep") };
         let target = if side == Side::Upstream { &mut world.up } else { &mut world.down };
         let answer = target.apply(&request, 0);

@@ -10,6 +10,7 @@ use crate::iggy_wire::{ServerError, TopicInfo};
 use crate::shard::event::Failure;
 use crate::shard::reason::{self, Reason};
 use crate::shard::snapshot::Condition;
+use crate::statefile::FeedState;
 use crate::time::{Millis, Now, UnixMicros};
 
 /// How far the upstream's clock may be behind ours, microseconds. Within it a topic counts as new:
@@ -20,6 +21,8 @@ const CLOCK_SLACK: u64 = 60_000_000;
 pub(super) struct Link {
     pub(super) backoff: Backoff,
     pub(super) retry_at: Millis,
+    /// Whether the cluster says that it has several nodes, once asked.
+    pub(super) several: Option<bool>,
     pub(super) condition: Option<Condition>,
 }
 
@@ -39,8 +42,10 @@ pub(super) struct Topic {
     /// Partitions that something was copied to, as far as it was told.
     pub(super) copied: BTreeSet<u32>,
     /// Partitions from this number on are late (M4): how many there were when the topic was first
-    /// started, as far as saved entries tell; `None` until it is.
-    pub(super) known_count: Option<u32>,
+    /// started; `None` until it is.
+    known_count: Option<u32>,
+    /// The same as far as entries tell that do not say it: all that have a position.
+    saved_count: Option<u32>,
     /// When upstream was first seen missing.
     pub(super) missing_at: Option<UnixMicros>,
     /// Created or grown in this round: the look-up that follows must show it.
@@ -111,7 +116,7 @@ impl Step {
 
 impl Link {
     pub(super) fn new(backoff: Backoff) -> Link {
-        Link { backoff, retry_at: Millis(0), condition: None }
+        Link { backoff, retry_at: Millis(0), several: None, condition: None }
     }
 
     pub(super) fn say(&mut self, reason: Reason, detail: String, now: Now) {
@@ -134,6 +139,7 @@ impl Topic {
             added: BTreeSet::new(),
             copied: BTreeSet::new(),
             known_count: None,
+            saved_count: None,
             missing_at: None,
             changed: false,
             ensuring: Vec::new(),
@@ -149,13 +155,33 @@ impl Topic {
         self.due.max(self.quiet_until)
     }
 
+    /// An entry of this topic was saved: it was started before.
+    pub(super) fn resume(&mut self, entry: &FeedState) {
+        let saved = entry.partition.saturating_add(1);
+        self.saved_count = self.saved_count.max(Some(saved));
+        self.known_count = self.known_count.max(entry.first_count);
+        self.downstream_created_at = self.downstream_created_at.max(entry.downstream_created_at);
+        self.seen_created_at = self.downstream_created_at;
+        self.added.insert(entry.partition);
+        if entry.last.is_some() || entry.counters.messages > 0 {
+            self.copied.insert(entry.partition);
+        }
+    }
+
+    /// How many partitions were there at the first start; all of them before it.
+    pub(super) fn first_count(&self) -> u32 {
+        self.known_count.or(self.saved_count).unwrap_or(u32::MAX)
+    }
+
     /// Upstream was found. At the first start of a topic its partitions of this moment are the
     /// ones that `initial_offset` is meant for; a topic that was missing and is younger than that
     /// has none. One that is older was there all the time, whatever the server answered.
     pub(super) fn started(&mut self, info: &TopicInfo) {
         let is_new = |at: UnixMicros| info.created_at.saturating_add(CLOCK_SLACK) > at.0;
         let count = if self.missing_at.is_some_and(is_new) { 0 } else { info.partitions_count };
-        self.known_count.get_or_insert(count);
+        if self.saved_count.is_none() {
+            self.known_count.get_or_insert(count);
+        }
     }
 
     pub(super) fn go(&mut self, step: Step, now: Now) {
