@@ -178,7 +178,6 @@ fn options(args: &CaptureArgs, rows: u64) -> Value {
     let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
         value().map_or_else(String::new, |value| value.get_name().to_owned())
     };
-    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     json!({
         "workload": name(&|| args.workload.to_possible_value()),
         "rows": rows,
@@ -190,7 +189,7 @@ fn options(args: &CaptureArgs, rows: u64) -> Value {
         "shards": 1,
         "protocol": "pgoutput 1, text, TCP without TLS",
         "server": "fsync off, autovacuum off",
-        "build": build,
+        "build": super::build(),
     })
 }
 

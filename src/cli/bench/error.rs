@@ -61,6 +61,9 @@ pub enum BenchError {
         /// The kernel's words.
         why: io::Error,
     },
+    /// What was made for the measurement was refused.
+    #[error("the benchmark's own input was refused: {0}")]
+    Refused(String),
     /// The server would not start.
     #[error(transparent)]
     Postgres(#[from] PostgresError),

@@ -28,14 +28,18 @@ pub struct Figures {
 
 /// Median, least and most.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
+pub struct Spread {
+    /// Half of them are below it.
+    pub median: f64,
+    /// The smallest.
+    pub least: f64,
+    /// The largest.
+    pub most: f64,
 }
 
 impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Spread {
+    /// Of these values; all zero if there are none.
+    pub fn of(values: impl Iterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (sorted.first(), sorted.last()) else {
@@ -45,7 +49,8 @@ impl Spread {
         Spread { median: f64::midpoint(low, high), least: *least, most: *most }
     }
 
-    fn shown(&self, digits: usize) -> String {
+    /// In words, with so many digits.
+    pub fn shown(&self, digits: usize) -> String {
         let Spread { median, least, most } = self;
         format!("{median:.digits$} ({least:.digits$} to {most:.digits$})")
     }
@@ -144,7 +149,8 @@ fn percentile(values: &[u64], percent: u32) -> Option<u64> {
     sorted.get(rank - 1).copied()
 }
 
-fn rounded(value: f64) -> f64 {
+/// To three digits.
+pub fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 

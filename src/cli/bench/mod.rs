@@ -9,6 +9,8 @@ mod figures;
 mod latency;
 pub mod postgres;
 mod procfs;
+pub mod route;
+mod rows;
 mod session;
 mod stage;
 mod wait;
@@ -23,18 +25,29 @@ use super::Exit;
 pub enum BenchCommand {
     /// Drain a Postgres replication slot, side by side with pg_recvlogical
     Capture(capture::CaptureArgs),
+    /// Decode, route and batch rows in memory, for one destination and for many
+    Route(route::RouteArgs),
 }
 
 impl BenchCommand {
     /// Whether the result is JSON.
     pub fn json(&self) -> bool {
-        let BenchCommand::Capture(args) = self;
-        args.json
+        match self {
+            BenchCommand::Capture(args) => args.json,
+            BenchCommand::Route(args) => args.json,
+        }
     }
 }
 
 /// Runs it.
 pub fn run(command: &BenchCommand) -> Exit {
-    let BenchCommand::Capture(args) = command;
-    capture::run(args)
+    match command {
+        BenchCommand::Capture(args) => capture::run(args),
+        BenchCommand::Route(args) => route::run(args),
+    }
+}
+
+/// How this program was built, for the fingerprint.
+fn build() -> &'static str {
+    if cfg!(debug_assertions) { "debug" } else { "release" }
 }

@@ -21,6 +21,13 @@ pub fn children(pid: u32) -> usize {
     pids.filter(|child| stat(*child).is_some_and(|stat| number(&stat, 1) == u64::from(pid))).count()
 }
 
+/// User and system time of this thread; zero where the kernel does not say.
+pub fn thread_cpu() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = text.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or(0))
+}
+
 /// Largest resident set so far, bytes; 0 for a process that has ended.
 pub fn peak_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -31,6 +31,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use self::budget::Budget;
+pub use self::capture::Press;
 use self::capture::Capture;
 use self::conns::{Conns, Purpose, Side, Wish};
 use self::feed::{Ctx, Feed, Stage};

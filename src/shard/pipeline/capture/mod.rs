@@ -16,6 +16,7 @@ mod guide;
 mod halt;
 mod intake;
 mod outflow;
+mod press;
 mod progress;
 mod session;
 mod show;
@@ -25,6 +26,7 @@ mod tests;
 
 use self::guide::Guides;
 use self::intake::Intake;
+pub use self::press::Press;
 use self::progress::Progress;
 use self::session::Sessions;
 use self::sink::Sink;
