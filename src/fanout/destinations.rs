@@ -24,6 +24,13 @@ use crate::iggy_wire::frame::MAX_REQUEST;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DestId(pub u32);
 
+impl DestId {
+    /// Its place in the table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// Why a record is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -183,12 +190,12 @@ impl Destinations {
 
     /// One record.
     pub fn at(&self, id: DestId) -> &Destination {
-        &self.records[id.0 as usize]
+        &self.records[id.index()]
     }
 
     /// One record, to change.
     pub fn at_mut(&mut self, id: DestId) -> &mut Destination {
-        &mut self.records[id.0 as usize]
+        &mut self.records[id.index()]
     }
 
     /// Every record.

@@ -85,6 +85,9 @@ struct Open {
 pub struct Groups {
     open: Vec<Open>,
     index: HashMap<(DestId, Slot), usize>,
+    /// Where a destination's last record was among the open ones. Looked at before the index, and
+    /// checked there: rows of a few destinations take turns.
+    hints: Vec<usize>,
     /// Where the message under construction goes.
     current: usize,
     wish: Wish,
@@ -105,6 +108,7 @@ impl Groups {
         Groups {
             open: Vec::new(),
             index: HashMap::new(),
+            hints: Vec::new(),
             current: 0,
             wish: Wish::Balanced,
             closed: Vec::new(),
@@ -123,10 +127,11 @@ impl Groups {
         if let KeyChoice::Later(wish) = choice {
             self.wish = wish;
         }
-        let is_current =
-            self.open.get(self.current).is_some_and(|open| (open.dest, open.slot) == (dest, slot));
-        if !is_current {
-            self.turn_to(dest, slot);
+        if !self.is_at(self.current, dest, slot) {
+            match self.hints.get(dest.index()) {
+                Some(at) if !self.ordered && self.is_at(*at, dest, slot) => self.current = *at,
+                _ => self.turn_to(dest, slot),
+            }
         }
         if !self.open[self.current].batch.takes(origin_us) {
             self.close_current();
@@ -255,6 +260,10 @@ impl Groups {
         self.spare_bytes = 0;
     }
 
+    fn is_at(&self, at: usize, dest: DestId, slot: Slot) -> bool {
+        self.open.get(at).is_some_and(|open| open.dest == dest && open.slot == slot)
+    }
+
     fn turn_to(&mut self, dest: DestId, slot: Slot) {
         if self.ordered && !self.open.is_empty() {
             self.close_current();
@@ -264,12 +273,16 @@ impl Groups {
         }
         if let Some(index) = self.index.get(&(dest, slot)) {
             self.current = *index;
-            return;
+        } else {
+            let batch = self.empty();
+            self.current = self.open.len();
+            self.index.insert((dest, slot), self.current);
+            self.open.push(Open { dest, slot, batch, wishes: Vec::new() });
         }
-        let batch = self.empty();
-        self.current = self.open.len();
-        self.index.insert((dest, slot), self.current);
-        self.open.push(Open { dest, slot, batch, wishes: Vec::new() });
+        if self.hints.len() <= dest.index() {
+            self.hints.resize(dest.index() + 1, 0);
+        }
+        self.hints[dest.index()] = self.current;
     }
 
     /// Closes the current record and begins another for the same destination.

@@ -239,7 +239,7 @@ fn char_value(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 fn json_verbatim(out: &mut Vec<u8>, text: &[u8]) -> Result<(), Malformed> {
-    if text.is_empty() || std::str::from_utf8(text).is_err() {
+    if text.is_empty() || !string::is_utf8(text) {
         return Err(Malformed("JSON in UTF-8"));
     }
     out.extend_from_slice(text);

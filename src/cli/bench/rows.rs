@@ -35,13 +35,8 @@ impl Rows {
 
     /// Rows for so many destinations, by turns.
     pub fn new(destinations: u32) -> Rows {
-        let mut rows = Rows {
-            destinations,
-            bytes: Vec::new(),
-            places: [0; 3],
-            ends: Vec::new(),
-            lsn: STEP,
-        };
+        let mut rows =
+            Rows { destinations, bytes: Vec::new(), places: [0; 3], ends: Vec::new(), lsn: STEP };
         rows.make(ROWS, true);
         rows
     }

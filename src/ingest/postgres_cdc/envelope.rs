@@ -163,7 +163,7 @@ impl Envelope {
     }
 
     /// Makes [`Common`] that of the row.
-    #[inline]
+    #[inline(always)]
     fn look_at(&mut self, row: &Row<'_, '_>) {
         let of = Some((row.tx, row.relation.version, row.op));
         if self.common.of != of {
@@ -230,7 +230,7 @@ impl Envelope {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn object(
         &self,
         out: &mut Vec<u8>,
@@ -242,7 +242,9 @@ impl Envelope {
         let mut written = Written::default();
         out.push(b'{');
         let mut first = true;
-        for (index, (value, column)) in tuple.iter().zip(&row.relation.columns).enumerate() {
+        let mut values = tuple.iter();
+        for (index, column) in row.relation.columns.iter().enumerate() {
+            let Some(value) = values.next() else { break };
             if strip.contains(&index) || (image == Image::Old(OldKind::Key) && !column.key) {
                 continue;
             }
@@ -269,7 +271,7 @@ impl Envelope {
     }
 
     /// Appends a value; 1 if it does not have the form of its type.
-    #[inline]
+    #[inline(always)]
     fn value(&self, out: &mut Vec<u8>, type_oid: u32, value: Column<'_>) -> u32 {
         match value {
             Column::Text(text) => {

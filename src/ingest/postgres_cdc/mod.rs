@@ -9,6 +9,7 @@ pub mod coalesce;
 pub mod confirm;
 pub mod envelope;
 mod error;
+mod filter;
 pub mod ids;
 pub mod position;
 pub mod relation;

@@ -85,6 +85,7 @@ impl<'a> Row<'_, 'a> {
     /// A column's value for routing and for payloads: that of the new row, where that is an
     /// unchanged large value the old one's, and of a deleted row what is known of it. `None`: not
     /// known, which is not NULL.
+    #[inline(always)]
     pub fn column(&self, index: usize) -> Option<Column<'a>> {
         match self.new {
             Some(new) => match new.nth(index)? {

@@ -8,9 +8,10 @@
 //! repeat yields nothing; relations of a piece wait with its rows and count from the commit on.
 
 use super::StreamError;
+use super::filter::{Filter, Numbered};
 use super::position::Position;
 use super::relation::Relations;
-use super::row::{Item, Op, Row, Spill, TxHead};
+use super::row::{Item, Op, Spill, TxHead};
 use super::spill::{Replay, ReplayStep, Spool};
 use super::test_lines::{Lines, TableFact};
 use crate::config::{Decoder, Operations, Tables};
@@ -168,7 +169,7 @@ impl Stream {
     }
 
     /// One CopyData message of the server. Then [`Stream::more`] while [`Stream::has_more`].
-    #[inline]
+    #[inline(always)]
     pub fn message<'a>(&mut self, body: &'a [u8]) -> Result<Item<'_, 'a>, StreamError> {
         match replication::parse(body)? {
             Replication::Keepalive { wal_end, reply_requested, .. } => {
@@ -217,6 +218,7 @@ impl Stream {
         }
     }
 
+    #[inline(always)]
     fn pgoutput<'a>(&mut self, start: Lsn, data: &'a [u8]) -> Result<Item<'_, 'a>, StreamError> {
         if let Inside::Piece { xid } = self.inside {
             return self.piece(start, xid, data);
@@ -245,6 +247,7 @@ impl Stream {
     }
 
     /// What comes once per transaction, table or day.
+    #[inline(never)]
     fn rare<'a>(&mut self, start: Lsn, message: Message<'_>) -> Result<Item<'_, 'a>, StreamError> {
         match message {
             Message::Relation { relation, .. } => {
@@ -346,6 +349,7 @@ impl Stream {
         filter.row(&self.relations, number, relation, op, new, old)
     }
 
+    #[inline(never)]
     fn line<'a>(&mut self, start: Lsn, data: &'a [u8]) -> Result<Item<'_, 'a>, StreamError> {
         let line = |error| StreamError::Line { start, error };
         match (self.inside, data.first()) {
@@ -486,7 +490,7 @@ impl Stream {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn row<'a>(
         &mut self,
         number: Option<Numbered>,
@@ -528,13 +532,6 @@ impl Source for Stream {
     }
 }
 
-/// A row that is not done yet.
-#[derive(Clone, Copy, Debug)]
-struct Numbered {
-    tx: TxHead,
-    ordinal: u64,
-}
-
 impl OpenTx {
     #[inline]
     fn next(&mut self, counters: &mut StreamCounters) -> Option<Numbered> {
@@ -548,51 +545,6 @@ impl OpenTx {
             return None;
         }
         Some(Numbered { tx: self.head, ordinal })
-    }
-}
-
-/// The last step of a row; borrows only what it needs.
-struct Filter<'f> {
-    options: &'f StreamOptions,
-    counters: &'f mut StreamCounters,
-}
-
-impl Filter<'_> {
-    #[inline]
-    fn row<'s, 'a>(
-        self,
-        relations: &'s Relations,
-        number: Option<Numbered>,
-        relation: u32,
-        op: Op,
-        new: Option<Tuple<'a>>,
-        old: Option<(OldKind, Tuple<'a>)>,
-    ) -> Result<Item<'s, 'a>, StreamError> {
-        let Some(Numbered { tx, ordinal }) = number else { return Ok(Item::Nothing) };
-        let Some(relation) = relations.get(relation) else {
-            return Err(StreamError::UnknownRelation { oid: relation, lsn: tx.final_lsn });
-        };
-        let wanted = match op {
-            Op::Insert => self.options.operations.insert,
-            Op::Update => self.options.operations.update,
-            Op::Delete => self.options.operations.delete,
-            Op::Truncate => self.options.operations.truncate,
-        };
-        if !wanted || !relation.captured {
-            self.counters.filtered_rows += 1;
-            return Ok(Item::Nothing);
-        }
-        for tuple in [new, old.map(|(_, tuple)| tuple)].into_iter().flatten() {
-            if tuple.len() != relation.columns.len() {
-                return Err(StreamError::ColumnCount {
-                    table: relation.table.clone(),
-                    seen: tuple.len(),
-                    expected: relation.columns.len(),
-                    lsn: tx.final_lsn,
-                });
-            }
-        }
-        Ok(Item::Row(Row { relation, op, new, old, tx, ordinal }))
     }
 }
 

@@ -46,6 +46,14 @@ impl<'a> Tuple<'a> {
         }
     }
 
+    /// One row and nothing behind it; `None` for anything else.
+    #[inline]
+    pub(super) fn whole(bytes: &'a [u8]) -> Option<Tuple<'a>> {
+        let (count, columns) = bytes.split_first_chunk()?;
+        let count = u16::from_be_bytes(*count);
+        behind(count, columns)?.is_empty().then_some(Tuple { count, columns })
+    }
+
     #[cold]
     fn read_slowly(reader: &mut Reader<'a>, count: u16) -> Result<Tuple<'a>, PgWireError> {
         let columns = reader.rest();

@@ -2,11 +2,50 @@
 
 /// Appends `text` as a JSON string. A sequence that is not UTF-8 (possible only where the
 /// database's encoding is `SQL_ASCII`) becomes U+FFFD, so the result is always valid JSON.
+#[inline]
 pub fn json_string(out: &mut Vec<u8>, text: &[u8]) {
     out.reserve(text.len().saturating_add(2));
     out.push(b'"');
-    inside(out, text);
+    match is_plain(text) {
+        true => out.extend_from_slice(text),
+        false => inside(out, text),
+    }
     out.push(b'"');
+}
+
+/// ASCII of which nothing has to be escaped: eight bytes at a time, the last ones twice.
+#[inline]
+fn is_plain(text: &[u8]) -> bool {
+    if text.len() < 8 {
+        return text.iter().all(|byte| (0x20..0x80).contains(byte) && !b"\"\\".contains(byte));
+    }
+    let (words, _) = text.as_chunks::<8>();
+    let found = words.iter().chain(text.last_chunk()).fold(0, |found, word| found | odd(*word));
+    found == 0
+}
+
+/// Not zero if one of eight bytes is not ASCII, or has to be escaped.
+#[inline]
+fn odd(word: [u8; 8]) -> u64 {
+    let word = u64::from_le_bytes(word);
+    (marks(word) | word) & HIGH
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = 0x8080_8080_8080_8080;
+
+/// The high bit of bytes that must be escaped; above the first such byte it may be wrong.
+#[inline]
+fn marks(word: u64) -> u64 {
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
+    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
+    control | zero(word ^ (ONES * 0x22)) | zero(word ^ (ONES * 0x5c))
+}
+
+/// Whether it is UTF-8; most of it is ASCII, which is told faster.
+#[inline]
+pub(super) fn is_utf8(text: &[u8]) -> bool {
+    text.is_ascii() || std::str::from_utf8(text).is_ok()
 }
 
 /// What stands between the quotes.
@@ -47,17 +86,9 @@ fn escaped(out: &mut Vec<u8>, mut text: &[u8]) {
 
 /// Place of the first byte that must be escaped, or the length: eight bytes at a time.
 fn special(text: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    // The high bit of a byte that is zero; above the first such byte it may be wrong.
-    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
     let mut rest = text;
     while let Some((chunk, after)) = rest.split_first_chunk::<8>() {
-        let word = u64::from_le_bytes(*chunk);
-        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-        let quote = zero(word ^ (ONES * 0x22));
-        let found = control | quote | zero(word ^ (ONES * 0x5c));
-        if found != 0 {
+        if marks(u64::from_le_bytes(*chunk)) != 0 {
             break;
         }
         rest = after;

@@ -31,8 +31,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use self::budget::Budget;
-pub use self::capture::Press;
 use self::capture::Capture;
+pub use self::capture::Press;
 use self::conns::{Conns, Purpose, Side, Wish};
 use self::feed::{Ctx, Feed, Stage};
 use self::watch::Watches;

@@ -6,6 +6,7 @@ mod pieces;
 
 use std::collections::HashMap;
 
+use super::super::row::Row;
 use super::*;
 use crate::config::TableName;
 use crate::ingest::postgres_cdc::position::Unfinished;

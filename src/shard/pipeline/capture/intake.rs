@@ -489,6 +489,7 @@ pub(super) enum Trouble {
 
 impl super::sink::Sink {
     /// Takes an item in; what is not a row comes back.
+    #[inline(always)]
     pub(super) fn item(&mut self, item: Item<'_, '_>) -> Result<After, Trouble> {
         Ok(match item {
             Item::Row(row) => {
