@@ -1,4 +1,4 @@
-//! `tidegate bench capture`: small runs of the real thing. What the figures are is nobody's
+//! `tidegate bench`: small runs of the real thing. What the figures are is nobody's
 //! business here, only that they are there, whole, and leave nothing behind.
 #![allow(clippy::disallowed_methods)] // files, processes and the clock
 
@@ -142,6 +142,29 @@ fn null_sink(dir: &Path, sources: &str) -> (i32, String) {
     }
     process.kill();
     (code, process.last_lines(40))
+}
+
+#[test]
+fn rows_are_routed_in_memory_and_the_report_is_the_documented_one() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args("bench route --rows 5000 --destinations 1,3,40 --runs 2 --json".split(' '));
+    let output = command.output().expect("the binary");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{out}");
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    assert_eq!(keys(&report), ["build", "cases", "machine", "ratio", "rows", "runs"]);
+    let cases = report["cases"].as_array().expect("a list");
+    let counts: Vec<u64> = cases.iter().filter_map(|case| case["destinations"].as_u64()).collect();
+    assert_eq!(counts, [1, 3, 40]);
+    for case in cases {
+        let figures = ["cpu_seconds_per_million", "destinations", "rows_per_second", "sends"];
+        assert_eq!(keys(case), figures);
+        assert!(case["rows_per_second"].as_f64().is_some_and(|speed| speed > 0.0), "{case}");
+        assert!(case["sends"].as_u64() >= case["destinations"].as_u64(), "{case}");
+    }
+    let speed = |at: usize| cases[at]["rows_per_second"].as_f64().unwrap_or(0.0);
+    let ratio = report["ratio"]["rows_per_second"].as_f64().expect("a ratio");
+    assert!((ratio - speed(2) / speed(0)).abs() < 0.002, "{report}");
 }
 
 #[test]

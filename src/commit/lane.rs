@@ -19,8 +19,8 @@ pub const SAVE_RETRY_LONGEST: Duration = Duration::from_secs(30);
 pub const SAVE_RETRY_FIRST: Duration = Duration::from_secs(1);
 
 /// From the start of one save to that of the next, in times that the first took: saves take at
-/// most an eighth of the time.
-pub const PACE: u32 = 8;
+/// most a sixteenth of the time.
+pub const PACE: u32 = 16;
 /// No save waits longer than this for the pace of the one before: a kill repeats what was acked
 /// meanwhile.
 pub const PACE_LONGEST: Duration = Duration::from_millis(50);
@@ -221,16 +221,16 @@ mod tests {
         assert_eq!(lane.start(Millis(100), Vec::new), Some(1));
         lane.finished(Millis(103), 1, true, &mut rng);
         lane.mark();
-        assert_eq!(lane.due_at(), Some(Millis(124)));
+        assert_eq!(lane.due_at(), Some(Millis(148)));
         lane.barrier();
         assert_eq!(lane.start(Millis(104), Vec::new), Some(2));
         lane.finished(Millis(104), 2, true, &mut rng);
         lane.mark();
-        assert_eq!(lane.due_at(), Some(Millis(112)), "no save is faster than the clock shows");
-        assert_eq!(lane.start(Millis(112), Vec::new), Some(3));
-        lane.finished(Millis(3_112), 3, true, &mut rng);
+        assert_eq!(lane.due_at(), Some(Millis(120)), "no save is faster than the clock shows");
+        assert_eq!(lane.start(Millis(120), Vec::new), Some(3));
+        lane.finished(Millis(3_120), 3, true, &mut rng);
         lane.mark();
-        assert_eq!(lane.due_at(), Some(Millis(3_162)), "one that stalled delays the next little");
+        assert_eq!(lane.due_at(), Some(Millis(3_170)), "one that stalled delays the next little");
     }
 
     #[test]
