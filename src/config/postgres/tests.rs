@@ -56,6 +56,15 @@ fn what_is_left_out_has_its_default() {
 }
 
 #[test]
+fn a_value_may_look_like_a_scheme() {
+    let parsed = plan("host=h user=u password='a://b' dbname=c://d");
+    assert_eq!((password(&parsed), parsed.database.as_str()), (Some("a://b"), "c://d"));
+    for other in ["mysql://u@h/d", " http://h", "://h"] {
+        assert!(refused(other).contains("another scheme"), "{other}");
+    }
+}
+
+#[test]
 fn who_is_elsewhere_has_to_prove_it_unless_the_string_says_otherwise() {
     for (hosts, mode) in [
         ("db", SslMode::VerifyFull),
