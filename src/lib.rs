@@ -20,7 +20,7 @@
 //! * [`admin`] HTTP, metrics and status from published snapshots
 //! * [`loopback`] an in-process Iggy broker with named faults
 //! * [`config`] TOML to a validated plan; [`cli`] one file per subcommand
-//! * [`batch`] and [`time`] the shared words
+//! * [`batch`], [`time`] and [`mod@secret`] the shared words
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the docs are built with private items")]
 
@@ -34,6 +34,7 @@ pub mod iggy_wire;
 pub mod ingest;
 pub mod loopback;
 pub mod pg_wire;
+pub mod secret;
 pub mod shard;
 pub mod statefile;
 pub mod time;

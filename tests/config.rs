@@ -207,7 +207,7 @@ to_topic = "t2"
         Settle::always(Duration::from_secs(10)),
         "several addresses"
     );
-    assert!(matches!(&plan.clusters["a"].credentials, Credentials::Token(t) if t == EAST));
+    assert!(matches!(&plan.clusters["a"].credentials, Credentials::Token(t) if t.expose() == EAST));
     assert_eq!(plan.clusters["b"].settle, Settle::always(Duration::from_millis(50)));
     let source = &plan.sources[0];
     assert_eq!(source.initial_offset, InitialOffset::At(u64::MAX));
@@ -223,8 +223,8 @@ to_topic = "t2"
 fn secrets_reach_the_plan_and_nothing_else() {
     let plan = read(EXAMPLE).unwrap();
     let of = |key: &str| match &plan.clusters[key].credentials {
-        Credentials::Password { password, .. } => password.clone(),
-        Credentials::Token(token) => token.clone(),
+        Credentials::Password { password, .. } => password.expose().to_owned(),
+        Credentials::Token(token) => token.expose().to_owned(),
     };
     assert_eq!((of("east"), of("west")), (EAST.to_owned(), WEST.to_owned()));
     assert!(!format!("{plan:?}").contains("hunter2"));
@@ -826,7 +826,7 @@ fn files_and_their_references_are_read_from_disk() {
     let Credentials::Password { password, .. } = &plan.clusters["west"].credentials else {
         panic!("a password");
     };
-    assert_eq!(password, WEST);
+    assert_eq!(password.expose(), WEST);
 
     std::fs::remove_file(&secret).unwrap();
     let shown = load(&config).unwrap_err().to_string();

@@ -51,7 +51,7 @@ fn cluster(key: &str, broker: &Control) -> Arc<ClusterPlan> {
     Arc::new(ClusterPlan {
         key: key.into(),
         addresses: vec![broker.address().to_string()],
-        credentials: Credentials::Password { username, password },
+        credentials: Credentials::Password { username, password: password.into() },
         connect_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(2),
         settle: Settle::always(Duration::from_millis(100)),
@@ -105,6 +105,7 @@ fn plan(dir: &Path, sources: Vec<MirrorPlan>) -> Plan {
             shards: Shards::Auto,
             max_buffered_bytes: 128 << 20,
             drain_timeout: Duration::from_secs(10),
+            core_dumps: true,
             log_format: None,
             log_level: "info".into(),
         },

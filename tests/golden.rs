@@ -236,7 +236,7 @@ fn login(body: &[u8]) -> Option<Both> {
         return None;
     }
     let password = if body.windows(5).any(|w| w == b"wrong") { "wrongpass" } else { "iggy" };
-    let password = password.to_owned();
+    let password = password.into();
     let username = asked.username.to_string();
     asked.version_info.sdk_name = WireName::new(SDK_NAME).unwrap();
     asked.version_info.sdk_version = WireName::new(env!("CARGO_PKG_VERSION")).unwrap();

@@ -54,7 +54,7 @@ fn config(user: &str, ssl: SslWish) -> StartupConfig {
     StartupConfig {
         user: user.to_owned(),
         database: "postgres".to_owned(),
-        password: Some(PASSWORD.to_owned()),
+        password: Some(PASSWORD.into()),
         application_name: "wire".to_owned(),
         ssl,
         ..StartupConfig::default()
@@ -241,7 +241,7 @@ fn every_kind_of_password_opens_the_session_and_wrong_ones_do_not() {
         assert_eq!(log_in(&pg, config(user, ssl), Some(&ca)).expect(user).info.tls, tls);
     }
     for user in ["md5_role", "scram"] {
-        let wrong = Some("wrong".to_owned());
+        let wrong = Some("wrong".into());
         let config = StartupConfig { password: wrong, ..config(user, SslWish::Disable) };
         match log_in(&pg, config, None).err() {
             Some(StartupError::Refused { error, .. }) => assert!(error.is("28P01"), "{error}"),

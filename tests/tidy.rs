@@ -296,12 +296,79 @@ fn the_documents_name_every_reason_and_every_metric() {
 }
 
 #[test]
+fn every_failure_in_the_documents_names_a_test_that_exists() {
+    let tests = test_names();
+    assert!(tests.len() > 1000, "only {} tests found: the scan is broken", tests.len());
+    let known: BTreeSet<String> = ["mirror", "capture", "status", "config", "postgres-setup"]
+        .iter()
+        .flat_map(|name| words(&read(&PathBuf::from(format!("docs/{name}.md")))))
+        .collect();
+    let (mut wrong, mut rows) = (Vec::new(), 0);
+    let path = Path::new("docs/delivery.md");
+    for (index, line) in read(path).lines().enumerate().filter(|(_, line)| line.starts_with("| ")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").collect();
+        let place = format!("{}:{}", path.display(), index + 1);
+        let [_, _, seen, _, shown] = cells[..] else {
+            wrong.push(format!("{place}: {} cells, not 5", cells.len()));
+            continue;
+        };
+        if shown.trim() == "shown by" {
+            continue;
+        }
+        rows += 1;
+        if !shown.contains('`') {
+            wrong.push(format!("{place}: no test shows it"));
+        }
+        for test in ticked(shown).iter().filter(|test| !tests.contains(*test)) {
+            wrong.push(format!("{place}: there is no test `{test}`"));
+        }
+        let names = ticked(seen).into_iter().filter(|name| name.contains('_'));
+        for name in names.flat_map(|name| words(&name)).filter(|name| !known.contains(name)) {
+            wrong.push(format!("{place}: no other document knows `{name}`"));
+        }
+    }
+    assert!(rows > 40, "only {rows} rows found: the scan is broken");
+    let security = read(Path::new("SECURITY.md"));
+    let promises = security
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .filter_map(|line| line.rsplit(" | ").next());
+    let named: Vec<String> = promises.flat_map(ticked).filter(|name| name.contains('_')).collect();
+    assert!(named.len() > 20, "only {named:?} found: the scan is broken");
+    for test in named.iter().filter(|test| !tests.contains(*test)) {
+        wrong.push(format!("SECURITY.md: there is no test `{test}`"));
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn unsafe_code_is_counted_file_by_file() {
+    let mut table = BTreeMap::new();
+    let is_file = |line: &&str| ["| `src/", "| `tests/"].iter().any(|s| line.starts_with(s));
+    for line in read(Path::new("SECURITY.md")).lines().filter(is_file) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let count: usize = cells[1].parse().expect("the second column is a number");
+        table.extend(ticked(cells[0]).into_iter().map(|path| (path, count)));
+    }
+    let mut found = BTreeMap::new();
+    for path in rust_files(&["src", "tests", "fuzz"]) {
+        let code = blank(&read(&path));
+        let count = code.split(|c: char| !is_word(c)).filter(|word| *word == "unsafe").count();
+        if count > 0 {
+            found.insert(path.to_string_lossy().into_owned(), count);
+        }
+    }
+    assert_eq!(found, table, "on the left the tree, on the right the table in SECURITY.md");
+}
+
+#[test]
 fn links_between_documents_lead_somewhere() {
     let mut wrong = Vec::new();
     let docs = fs::read_dir(root().join("docs")).into_iter().flatten();
     let docs =
         docs.filter_map(Result::ok).map(|entry| PathBuf::from("docs").join(entry.file_name()));
-    let top = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "tuning.md"].map(PathBuf::from);
+    let top = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md", "tuning.md"];
+    let top = top.map(PathBuf::from);
     for path in docs.chain(top).filter(|path| path.extension().is_some_and(|ext| ext == "md")) {
         let text = read(&path);
         let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
@@ -487,9 +554,6 @@ fn import_table() -> BTreeMap<String, Allowed> {
     let text = read(Path::new("ARCHITECTURE.md"));
     let (_, section) = text.split_once("## Who may import whom").expect("the table has a heading");
     let section = section.split("\n## ").next().unwrap_or_default();
-    let ticked = |cell: &str| -> Vec<String> {
-        cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
-    };
     let mut table = BTreeMap::new();
     for row in section.lines().filter(|line| line.starts_with("| `")) {
         let mut cells = row.trim_matches('|').split('|');
@@ -502,6 +566,24 @@ fn import_table() -> BTreeMap<String, Allowed> {
     }
     assert!(table.len() > 8, "only {} rows found in the import table", table.len());
     table
+}
+
+/// What stands between backticks.
+fn ticked(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Every function under a `#[test]`, wherever it is.
+fn test_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in rust_files(&["src", "tests"]) {
+        let code = blank(&read(&path));
+        for behind in code.split("#[test]").skip(1) {
+            let name = behind.split_once("fn ").map(|(_, rest)| rest);
+            names.extend(name.map(|rest| rest.chars().take_while(|c| is_word(*c)).collect()));
+        }
+    }
+    names
 }
 
 fn segments(path: &str) -> Vec<String> {

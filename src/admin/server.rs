@@ -41,6 +41,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Request line and headers; a larger request is answered 431.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
+/// Headers of a request; one with more is answered 431.
+const MAX_HEADERS: usize = 64;
 /// Pause after a failed accept, most likely for want of descriptors: no spinning, few log lines.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Failed accepts in a row per log line.
@@ -258,6 +260,7 @@ async fn serve_one(
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(MAX_REQUEST_BYTES)
+        .max_headers(MAX_HEADERS)
         .keep_alive(false)
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);
@@ -551,6 +554,11 @@ mod tests {
         let large = format!("GET /status HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(64 * 1024));
         let answer = talk(&server, &large);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        for (headers, status) in [(MAX_HEADERS - 1, "200"), (MAX_HEADERS, "431")] {
+            let many: String = (0..headers).map(|n| format!("x-{n}: y\r\n")).collect();
+            let answer = talk(&server, &format!("GET /livez HTTP/1.1\r\nhost: x\r\n{many}\r\n"));
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {answer}");
+        }
         let answer = talk(&server, "\u{1}\u{2}\u{3} not http\r\n\r\n");
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
         assert_eq!(ask(&server, "GET", "/livez").0, 200, "and the next caller is served");

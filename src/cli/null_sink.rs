@@ -186,7 +186,9 @@ fn may_lose(plan: &Plan) -> Result<(), String> {
 /// Who logs in there is whoever the configuration says.
 fn user(cluster: &ClusterPlan) -> (String, String) {
     match &cluster.credentials {
-        Credentials::Password { username, password } => (username.clone(), password.clone()),
+        Credentials::Password { username, password } => {
+            (username.clone(), password.expose().to_owned())
+        }
         Credentials::Token(_) => ("iggy".to_owned(), "iggy".to_owned()),
     }
 }

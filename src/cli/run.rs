@@ -44,6 +44,9 @@ pub fn run(plan: &Plan, args: &RunArgs) -> Exit {
 }
 
 fn perform(plan: &Plan, args: &RunArgs) -> Result<RunOutcome, (Exit, String)> {
+    if !plan.daemon.core_dumps {
+        limits::refuse_core_dumps().map_err(usage)?;
+    }
     // Before anything opens files and sockets of its own.
     let open_files = limits::raise_open_files().map_err(usage)?;
     let runtimes = Runtimes::from_environment().map_err(usage)?;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 use super::plan::AdminPlan;
 use super::reader::{Section, short, words};
@@ -54,12 +55,10 @@ impl AdminToken {
         AdminToken(Sha256::digest(token.as_bytes()).into())
     }
 
-    /// Whether `shown` is the token. Digests are compared, all bytes of them: the time it takes
-    /// says nothing about how much of a guess was right.
+    /// Whether `shown` is the token. Digests are compared, in constant time: how long it takes
+    /// says nothing about how much of a guess was right, nor how long the token is.
     pub fn matches(&self, shown: &str) -> bool {
-        let shown = Sha256::digest(shown.as_bytes());
-        let differ = self.0.iter().zip(shown.iter()).fold(0, |sum, (a, b)| sum | (a ^ b));
-        std::hint::black_box(differ) == 0
+        self.0.ct_eq(Sha256::digest(shown.as_bytes()).as_slice()).into()
     }
 }
 
@@ -77,7 +76,7 @@ pub(super) fn read_admin(root: &Section<'_>) -> Option<AdminPlan> {
     if section.has("token") && token.is_none() {
         return None;
     }
-    let token = token.map(|token| AdminToken::new(&token));
+    let token = token.map(|token| AdminToken::new(token.expose()));
     let listen = listen?;
     if !listen.is_local() && token.is_none() {
         section.fail(

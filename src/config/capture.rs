@@ -17,6 +17,7 @@ use super::reader::{Section, Text, short, words};
 use super::routing_plan::{PartitionBy, RoutingPlan};
 use super::sources::{check_retry_order, policy, read_batch_bytes, read_cluster_key};
 use super::value::show_duration;
+use crate::secret::Secret;
 
 pub(super) const KEYS: &[&str] = &[
     "kind",
@@ -183,8 +184,9 @@ fn read_connection(section: &Section<'_>) -> Option<PostgresPlan> {
         return None;
     }
     let password = section.credential("password");
-    let text = section.text("connection")?;
-    let plan = match PostgresPlan::parse(&text.value, password.as_deref()) {
+    let Text { value, shown } = section.text("connection")?;
+    let (text, _shown) = (Secret::from(value), Secret::from(shown));
+    let plan = match PostgresPlan::parse(text.expose(), password.as_ref().map(Secret::expose)) {
         Ok(plan) => plan,
         Err(ConnInfoError { seen, expected, advice }) => {
             section.fail("connection", words(seen, expected, advice));

@@ -6,8 +6,15 @@ use std::time::Duration;
 use super::plan::{DaemonPlan, LogFormat, Shards};
 use super::reader::{Document, Section, Words, list, nearest, short, words};
 
-pub(super) const DAEMON_KEYS: &[&str] =
-    &["state_dir", "shards", "max_buffered_bytes", "drain_timeout", "log_format", "log_level"];
+pub(super) const DAEMON_KEYS: &[&str] = &[
+    "state_dir",
+    "shards",
+    "max_buffered_bytes",
+    "drain_timeout",
+    "core_dumps",
+    "log_format",
+    "log_level",
+];
 
 const DAEMON_LATER: &[&str] = &["commit_stop_grace", "max_in_flight_batches"];
 
@@ -27,6 +34,7 @@ pub(super) fn read_daemon(doc: &Document<'_>, root: &Section<'_>) -> Option<Daem
     let shards = read_shards(&section);
     let max_buffered_bytes = section.size("max_buffered_bytes");
     let drain_timeout = section.interval("drain_timeout");
+    let core_dumps = section.boolean("core_dumps");
     let formats =
         [("text", Some(LogFormat::Text)), ("json", Some(LogFormat::Json)), ("auto", None)];
     let log_format = section.choice("log_format", &formats, &[]);
@@ -36,6 +44,7 @@ pub(super) fn read_daemon(doc: &Document<'_>, root: &Section<'_>) -> Option<Daem
         shards: shards.unwrap_or(Shards::Auto),
         max_buffered_bytes: max_buffered_bytes.unwrap_or(128 << 20),
         drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
+        core_dumps: core_dumps.unwrap_or(false),
         log_format: log_format.flatten(),
         log_level: log_level.unwrap_or_else(|| "info".to_owned()),
     })

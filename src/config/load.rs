@@ -9,6 +9,7 @@ use std::path::Path;
 use super::error::{ConfigError, ConfigErrors, Position};
 use super::plan::Plan;
 use super::secret::{SecretError, Secrets};
+use crate::secret::Secret;
 
 /// References resolved from this process's environment and files.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,14 +18,14 @@ pub struct SystemSecrets;
 /// Reads and validates a file with [`SystemSecrets`].
 pub fn load(path: &Path) -> Result<Plan, ConfigErrors> {
     let name = path.display().to_string();
-    super::parse(&read_config(path)?, &name, &SystemSecrets)
+    super::parse(read_config(path)?.expose(), &name, &SystemSecrets)
 }
 
 /// Like [`load`], but passwords and tokens stay unread: an operator who looks at state files
 /// needs no right to the secrets.
 pub fn load_without_credentials(path: &Path) -> Result<Plan, ConfigErrors> {
     let name = path.display().to_string();
-    super::parse_without_credentials(&read_config(path)?, &name, &SystemSecrets)
+    super::parse_without_credentials(read_config(path)?.expose(), &name, &SystemSecrets)
 }
 
 impl Secrets for SystemSecrets {
@@ -61,7 +62,8 @@ const SECRET_LIMIT: u64 = 64 << 10;
 /// Largest configuration file, bytes.
 const CONFIG_LIMIT: u64 = 4 << 20;
 
-fn read_config(path: &Path) -> Result<String, ConfigErrors> {
+// Passwords may stand in it.
+fn read_config(path: &Path) -> Result<Secret, ConfigErrors> {
     let bytes = match read_bounded(path, CONFIG_LIMIT) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => {
@@ -74,7 +76,7 @@ fn read_config(path: &Path) -> Result<String, ConfigErrors> {
             return Err(whole_file(path, None, seen, advice));
         }
     };
-    String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map(Secret::from).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(&error.as_bytes()[..valid]).into_owned();
         let seen = "bytes that are not UTF-8".to_owned();

@@ -12,6 +12,7 @@ use super::capture_plan::CapturePlan;
 use super::clusters::Settle;
 use super::error::ConfigError;
 use crate::batch::{SourceKey, TopicName};
+use crate::secret::Secret;
 
 /// Everything one daemon does.
 #[derive(Clone, Debug)]
@@ -41,6 +42,9 @@ pub struct DaemonPlan {
     pub max_buffered_bytes: u64,
     /// Bound on an orderly stop (C4). Default 30 s.
     pub drain_timeout: Duration,
+    /// The kernel may write this process's memory to a core dump, and its user may trace it.
+    /// Default no: it holds passwords and rows.
+    pub core_dumps: bool,
     /// Text or JSON logs; `None` decides by terminal (T4).
     pub log_format: Option<LogFormat>,
     /// Filter in `tracing` syntax, default `info`.
@@ -101,10 +105,10 @@ pub enum Credentials {
         /// User name.
         username: String,
         /// Password.
-        password: String,
+        password: Secret,
     },
     /// Personal access token.
-    Token(String),
+    Token(Secret),
 }
 
 impl fmt::Debug for Credentials {

@@ -16,6 +16,7 @@ use toml::de::{DeInteger, DeTable, DeValue};
 use super::error::{ConfigError, ConfigErrors, Position};
 use super::secret::{self, Secrets};
 use super::value;
+use crate::secret::Secret;
 
 /// The file being read, and what is wrong with it so far.
 pub(super) struct Document<'d> {
@@ -298,7 +299,7 @@ impl<'t> Section<'t> {
 
     /// A password or token: its text is never shown, and not read at all where the document was
     /// opened without credentials.
-    pub fn credential(&self, key: &str) -> Option<String> {
+    pub fn credential(&self, key: &str) -> Option<Secret> {
         let value = self.table.get(key)?;
         if !value.get_ref().is_str() {
             let advice = "put the value in quotes; it is not shown here";
@@ -306,14 +307,16 @@ impl<'t> Section<'t> {
             return None;
         }
         if !self.doc.credentials {
-            return Some("not read".to_owned());
+            return Some("not read".into());
         }
-        let text = self.text_of(key, value)?.value;
-        let problem = if text.is_empty() {
+        // As written, it may be the value itself: both are wiped on every way out.
+        let Text { value: text, shown } = self.text_of(key, value)?;
+        let (text, _shown) = (Secret::from(text), Secret::from(shown));
+        let problem = if text.expose().is_empty() {
             "an empty value"
-        } else if text.len() > CREDENTIAL_LIMIT {
+        } else if text.expose().len() > CREDENTIAL_LIMIT {
             "a value of more than 255 bytes"
-        } else if text.contains(['\n', '\r', '\0']) {
+        } else if text.expose().contains(['\n', '\r', '\0']) {
             "a value with a line break or NUL in it"
         } else {
             return Some(text);

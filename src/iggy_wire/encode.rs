@@ -32,6 +32,7 @@ use super::frame::{
     OP_NON_REPLICATED, OP_REGISTER, OP_SEND, RequestHeader,
 };
 use super::record::{Relay, encode_header};
+use crate::secret::Secret;
 
 /// The consumer every poll names. Nothing is ever stored under it: polls carry an explicit
 /// position and never auto-commit, so sharing it with another consumer is harmless.
@@ -48,10 +49,10 @@ pub enum Credentials {
         /// User name, 1 to 255 bytes.
         username: String,
         /// Password, at most 255 bytes.
-        password: String,
+        password: Secret,
     },
     /// Personal access token, at most 255 bytes.
-    Token(String),
+    Token(Secret),
 }
 
 impl fmt::Debug for Credentials {
@@ -176,12 +177,12 @@ pub fn encode_login(credentials: &Credentials, client: u128) -> Result<Outgoing,
         Credentials::Password { username, password } => cold(&users::LoginRegisterRequest {
             version_info,
             username: name("user name", username)?,
-            password: secret("password", password)?.into(),
+            password: secret("password", password.expose())?.into(),
             client_context: None,
         }),
         Credentials::Token(token) => cold(&users::LoginRegisterWithPatRequest {
             version_info,
-            token: secret("personal access token", token)?.into(),
+            token: secret("personal access token", token.expose())?.into(),
             client_context: None,
         }),
     };

@@ -525,7 +525,7 @@ mod tests {
     fn secrets_are_not_shown() {
         let token = Session::new(1, 1, Credentials::Token("hunter2".into()));
         assert!(!format!("{:?} {token:?}", fresh()).contains("hunter2"));
-        let long = Credentials::Token("hunter2".repeat(40));
+        let long = Credentials::Token("hunter2".repeat(40).into());
         let error = Session::new(1, 1, long).login().unwrap_err();
         assert!(!error.to_string().contains("hunter2"));
     }

@@ -21,6 +21,7 @@ use super::frame::Frame;
 use super::query::MOST_NOTICES;
 use super::reader::Reader;
 pub use super::startup_error::StartupError;
+use crate::secret::Secret;
 
 /// What the server must do to the session, whatever the role's or the database's defaults say.
 pub const PINNED_SETTINGS: &[(&str, &str)] = &[
@@ -68,7 +69,7 @@ pub struct StartupConfig {
     /// Database.
     pub database: String,
     /// Its password; an empty one counts as none.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
     /// Logical replication (`replication=database`); SQL works as well.
     pub replication: bool,
     /// Shown in `pg_stat_activity`.
@@ -319,7 +320,7 @@ impl Startup {
             b'R' => {
                 let proof = Proof {
                     user: &self.config.user,
-                    password: self.config.password.as_deref(),
+                    password: self.config.password.as_ref().map(Secret::expose),
                     tls: self.tls,
                     end_point: self.end_point.as_deref(),
                     binding: self.config.channel_binding,

@@ -252,6 +252,7 @@ mod tests {
             shards: crate::config::Shards::Auto,
             max_buffered_bytes: 0,
             drain_timeout: std::time::Duration::ZERO,
+            core_dumps: false,
             log_format: None,
             log_level: String::new(),
         };

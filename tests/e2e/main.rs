@@ -14,6 +14,7 @@ mod history;
 mod nodes;
 mod outage;
 mod refusals;
+mod secrets;
 mod start;
 mod state;
 mod stop;

@@ -30,7 +30,7 @@ impl Client {
         socket.set_read_timeout(Some(PATIENCE))?;
         let (id, start) = (fastrand::u128(1 << 64..), fastrand::u64(1..1 << 60));
         let credentials =
-            Credentials::Password { username: "iggy".to_owned(), password: "iggy".to_owned() };
+            Credentials::Password { username: "iggy".to_owned(), password: "iggy".into() };
         let session = Session::new(id, start, credentials);
         let mut client = Client { socket, session, id, number: 0 };
         let login = client.session.login().map_err(io::Error::other)?;

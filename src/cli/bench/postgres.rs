@@ -252,7 +252,7 @@ impl Cluster {
         StartupConfig {
             user: USER.to_owned(),
             database: DATABASE.to_owned(),
-            password: Some(self.password.clone()),
+            password: Some(self.password.as_str().into()),
             replication,
             application_name: "tidegate-bench".to_owned(),
             ..StartupConfig::default()

@@ -44,6 +44,13 @@ impl Raw {
     }
 }
 
+/// In a list of parameters `://` may stand in a value, but behind a `=` then.
+fn begins_with_a_scheme(connection: &str) -> bool {
+    let is_scheme = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    let scheme = connection.trim_start().split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| scheme.chars().all(is_scheme))
+}
+
 /// Reads either syntax.
 pub(super) fn read(connection: &str) -> Result<Raw, ConnInfoError> {
     let scheme =
@@ -51,7 +58,7 @@ pub(super) fn read(connection: &str) -> Result<Raw, ConnInfoError> {
     match scheme {
         Some(rest) => read_uri(rest),
         None if connection.trim().is_empty() => Err(error("no connection", EXAMPLE, "add it")),
-        None if connection.contains("://") => {
+        None if begins_with_a_scheme(connection) => {
             let advice = "write postgresql:// in front of the host";
             Err(error("another scheme than postgresql://", EXAMPLE, advice))
         }

@@ -15,8 +15,11 @@ mod passfile;
 mod tests;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::secret::Secret;
 
 /// Server and login.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +32,8 @@ pub struct PostgresPlan {
     pub database: String,
     /// Password for every host. [`PostgresPlan::password_of`] also knows the password file's.
     pub password: Option<Secret>,
-    /// How much TLS. Unix sockets have none whatever it says. Default `prefer`.
+    /// How much TLS. Unix sockets have none whatever it says. Default `verify-full`, and `prefer`
+    /// where every host is this machine.
     pub ssl_mode: SslMode,
     /// TLS begins without a question (`sslnegotiation=direct`); servers before 17 do not know it.
     pub direct_tls: bool,
@@ -87,6 +91,17 @@ pub enum PostgresHost {
 }
 
 impl PostgresHost {
+    /// It is this machine: a socket, a loopback address, or `localhost`.
+    pub fn is_local(&self) -> bool {
+        match self {
+            PostgresHost::Unix { .. } => true,
+            PostgresHost::Tcp { host, .. } => {
+                host.eq_ignore_ascii_case("localhost")
+                    || host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback())
+            }
+        }
+    }
+
     /// Path of a Unix socket.
     pub fn socket(&self) -> Option<PathBuf> {
         match self {
@@ -105,34 +120,6 @@ impl fmt::Display for PostgresHost {
             PostgresHost::Tcp { host, port } => write!(f, "{host}:{port}"),
             PostgresHost::Unix { directory, port } => write!(f, "{}:{port}", directory.display()),
         }
-    }
-}
-
-/// A password. `Debug` hides it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// From its text.
-    pub fn new(text: String) -> Secret {
-        Secret(text)
-    }
-
-    /// The text, for the one who needs it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Secret {
-        Secret::new(text)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
     }
 }
 
@@ -205,7 +192,7 @@ impl PostgresPlan {
         if usable.is_some_and(|password| password.contains('\0')) {
             return Err(error("a password with a NUL in it", "text", "correct the password"));
         }
-        plan.password = usable.map(|text| Secret::new(text.to_owned())).or(plan.password);
+        plan.password = usable.map(Secret::from).or(plan.password);
         Ok(plan)
     }
 

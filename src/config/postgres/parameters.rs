@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::conninfo::{EXAMPLE, Raw};
 use super::{
-    ChannelBinding, ConnInfoError, PostgresHost, PostgresPlan, RootCert, Secret, SslMode,
-    TargetSession, error,
+    ChannelBinding, ConnInfoError, PostgresHost, PostgresPlan, RootCert, SslMode, TargetSession,
+    error,
 };
 use crate::config::reader::{list, nearest};
+use crate::secret::Secret;
 
 /// A parameter of libpq and what becomes of it.
 #[derive(Clone, Copy)]
@@ -138,15 +139,16 @@ pub(super) fn interpret(raw: Raw) -> Result<PostgresPlan, ConnInfoError> {
     let Some(user) = plain(&raw, "user")? else {
         return Err(error("no user", EXAMPLE, "add the role to log in as"));
     };
-    let tls = Tls::read(&raw)?;
+    let hosts = hosts(&raw)?;
+    let tls = Tls::read(&raw, hosts.iter().all(PostgresHost::is_local))?;
     let name = plain(&raw, "application_name")?;
     let name = name.or(plain(&raw, "fallback_application_name")?);
     let wait = number(&raw, "connect_timeout", 1..=3600, "seconds")?;
     Ok(PostgresPlan {
-        hosts: hosts(&raw)?,
+        hosts,
         database: plain(&raw, "dbname")?.unwrap_or_else(|| user.clone()),
         user,
-        password: raw.value("password").map(|text| Secret::new(text.to_owned())),
+        password: raw.value("password").map(Secret::from),
         ssl_mode: tls.mode,
         direct_tls: tls.direct,
         root_cert: tls.root_cert,
@@ -223,13 +225,15 @@ struct Tls {
 }
 
 impl Tls {
-    fn read(raw: &Raw) -> Result<Tls, ConnInfoError> {
+    /// Unlike libpq, nobody off this machine is believed without a certificate unless the string
+    /// says so.
+    fn read(raw: &Raw, is_local: bool) -> Result<Tls, ConnInfoError> {
         let root_cert = match raw.value("sslrootcert") {
             Some("system") => Some(RootCert::System),
             _ => path(raw, "sslrootcert")?.map(RootCert::File),
         };
         let system = root_cert == Some(RootCert::System);
-        let usual = if system { SslMode::VerifyFull } else { SslMode::Prefer };
+        let usual = if system || !is_local { SslMode::VerifyFull } else { SslMode::Prefer };
         let mut mode = choice(raw, "sslmode", SSL_MODES)?.unwrap_or(usual);
         if system && mode != SslMode::VerifyFull {
             let advice = "use sslmode=verify-full: the system's authorities certify anybody";

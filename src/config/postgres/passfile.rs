@@ -6,8 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{PostgresHost, PostgresPlan, Secret};
+use super::{PostgresHost, PostgresPlan};
 use crate::config::secret::{SecretError, Secrets};
+use crate::secret::Secret;
 
 impl PostgresPlan {
     /// With the passwords of the password file, unless there is a password already: the file
@@ -56,7 +57,7 @@ fn lookup(text: &str, host: &PostgresHost, database: &str, user: &str) -> Option
         field(field(field(rest, &port)?, database)?, user)
     });
     let password = unescape(password.into_iter().next()?);
-    (!password.is_empty()).then(|| Secret::new(password))
+    (!password.is_empty()).then(|| Secret::from(password))
 }
 
 /// What is behind the first field, if the field matches.

@@ -46,13 +46,38 @@ fn what_is_left_out_has_its_default() {
     let plan = plan("postgres://tide@db");
     assert_eq!(plan.hosts, [tcp("db", 5432)]);
     assert_eq!((plan.database.as_str(), plan.application_name.as_str()), ("tide", "tidegate"));
-    assert_eq!((plan.ssl_mode, plan.direct_tls), (SslMode::Prefer, false));
+    assert_eq!((plan.ssl_mode, plan.direct_tls), (SslMode::VerifyFull, false));
     assert_eq!((plan.channel_binding, plan.target), (ChannelBinding::Prefer, TargetSession::Any));
     assert_eq!((plan.root_cert.clone(), plan.client_cert.clone()), (None, None));
     assert!(plan.keepalives);
     assert_eq!((plan.keepalives_idle, plan.keepalives_interval), (None, None));
     assert_eq!((plan.keepalives_count, plan.tcp_user_timeout), (None, None));
     assert_eq!((password(&plan), plan.password_of(0), plan.password_of(9)), (None, None, None));
+}
+
+#[test]
+fn a_value_may_look_like_a_scheme() {
+    let parsed = plan("host=h user=u password='a://b' dbname=c://d");
+    assert_eq!((password(&parsed), parsed.database.as_str()), (Some("a://b"), "c://d"));
+    for other in ["mysql://u@h/d", " http://h", "://h"] {
+        assert!(refused(other).contains("another scheme"), "{other}");
+    }
+}
+
+#[test]
+fn who_is_elsewhere_has_to_prove_it_unless_the_string_says_otherwise() {
+    for (hosts, mode) in [
+        ("db", SslMode::VerifyFull),
+        ("localhost.example", SslMode::VerifyFull),
+        ("10.0.0.1", SslMode::VerifyFull),
+        ("localhost,db", SslMode::VerifyFull),
+        ("localhost", SslMode::Prefer),
+        ("LocalHost,127.0.0.9,::1,::ffff:127.0.0.1,/run/postgresql", SslMode::Prefer),
+    ] {
+        assert_eq!(plan(&format!("host={hosts} user=u")).ssl_mode, mode, "{hosts}");
+        let said = plan(&format!("host={hosts} user=u sslmode=prefer"));
+        assert_eq!(said.ssl_mode, SslMode::Prefer, "{hosts}");
+    }
 }
 
 #[test]
@@ -106,7 +131,7 @@ fn the_rules_between_parameters_hold() {
     assert_eq!(plan(&with("fallback_application_name=x")).application_name, "x");
     for (parameters, reason) in [
         ("sslmode=require sslrootcert=system", "a weaker sslmode"),
-        ("sslnegotiation=direct", "direct without TLS"),
+        ("sslmode=prefer sslnegotiation=direct", "direct without TLS"),
         ("sslmode=disable channel_binding=require", "channel_binding=require without TLS"),
         ("sslcert=/c", "one of sslcert and sslkey"),
         ("sslrootcert=ca.pem", "a relative path in sslrootcert"),

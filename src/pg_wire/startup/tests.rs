@@ -39,7 +39,7 @@ fn config() -> StartupConfig {
     StartupConfig {
         user: "md5u".to_owned(),
         database: "postgres".to_owned(),
-        password: Some(PASSWORD.to_owned()),
+        password: Some(PASSWORD.into()),
         application_name: "tidegate".to_owned(),
         ..StartupConfig::default()
     }
@@ -220,7 +220,7 @@ fn a_password_in_clear_needs_tls_or_leave() {
 
 #[test]
 fn what_cannot_be_answered_is_named() {
-    for password in [None, Some(String::new())] {
+    for password in [None, Some(Secret::default())] {
         for request in [MD5_REQUEST, OFFER] {
             let mut startup =
                 Startup::new(StartupConfig { password: password.clone(), ..config() });

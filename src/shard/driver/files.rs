@@ -531,6 +531,19 @@ mod tests {
     }
 
     #[test]
+    fn an_image_shows_its_bytes_wherever_it_is_moved() {
+        for length in [0, 1, BLOCK - 1, BLOCK, 3 * BLOCK + 1] {
+            let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
+            let image = *Box::new(Image::copy_of(&bytes));
+            let (at, length) = (image.read_ptr(), image.bytes_init());
+            // SAFETY: as the runtime reads it; `image` lives on.
+            assert_eq!(unsafe { std::slice::from_raw_parts(at, length) }, bytes);
+            assert!(length == 0 || at.addr().is_multiple_of(BLOCK), "aligned for O_DIRECT");
+            drop(image);
+        }
+    }
+
+    #[test]
     fn every_unusable_file_is_listed_with_its_error() {
         let tmp = tempfile::tempdir().unwrap();
         let path = |name: &str| tmp.path().join(name);

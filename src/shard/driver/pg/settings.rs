@@ -7,6 +7,7 @@ use super::transport::{KeepAlive, Patience, Target};
 use crate::config::postgres::{self, TargetSession};
 use crate::config::{PostgresHost, PostgresPlan, RootCert, SslMode};
 use crate::pg_wire::startup::{ChannelBinding, ServerInfo, SslWish, StartupConfig};
+use crate::secret::Secret;
 
 /// Without `keepalives_idle`: with the kernel's two hours a dead server would go unnoticed for as
 /// long.
@@ -49,7 +50,7 @@ pub fn startup(plan: &PostgresPlan, replication: bool, host: usize) -> StartupCo
     StartupConfig {
         user: plan.user.clone(),
         database: plan.database.clone(),
-        password: plan.password_of(host).map(str::to_owned),
+        password: plan.password_of(host).map(Secret::from),
         replication,
         application_name: plan.application_name.clone(),
         ssl,
