@@ -4,14 +4,15 @@
 // Reads the recordings from files.
 #![allow(clippy::disallowed_methods)]
 
-#[path = "pg_decode/entry.rs"]
+#[path = "fuzz/targets/postgres.rs"]
+#[allow(dead_code, reason = "one of the targets is for another test")]
 mod entry;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use entry::{fuzz_pgoutput, fuzz_test_decoding};
+use entry::{pgoutput as fuzz_pgoutput, test_decoding as fuzz_test_decoding};
 use proptest::prelude::*;
 use tidegate::pg_wire::oid;
 use tidegate::pg_wire::pgoutput::{

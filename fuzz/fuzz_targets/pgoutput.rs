@@ -1,9 +1,9 @@
-//! `cargo +nightly fuzz run pgoutput`; what must hold is in `tests/pg_decode/entry.rs`.
+//! `scripts/fuzz pgoutput`
 
 #![no_main]
 
-#[path = "../../tests/pg_decode/entry.rs"]
-#[allow(dead_code, reason = "each target uses one of the entries")]
-mod entry;
+#[path = "../../tests/fuzz/targets/mod.rs"]
+#[allow(dead_code, reason = "a program has one target")]
+mod targets;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entry::fuzz_pgoutput(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::postgres::pgoutput(data));

@@ -539,7 +539,8 @@ impl Feed {
             condition: self.shown_condition(now),
             upstream_end: end,
             position,
-            durable_position: self.durable_position,
+            // A new epoch may begin below what the disk still says of the old one.
+            durable_position: self.durable_position.min(position),
             delta: self.map.delta(position),
             lag_messages: end.saturating_sub(position),
             counters: self.entry.counters,

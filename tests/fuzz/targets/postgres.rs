@@ -1,16 +1,15 @@
-//! What both decoders must survive, whatever the bytes. Called with generated and mutated input
-//! by `tests/pg_decode.rs`, and without end by the targets in `fuzz/`.
+//! Messages of pgoutput, lines of test_decoding, and values of both.
 
 use tidegate::pg_wire::oid;
-use tidegate::pg_wire::pgoutput::{self, Column, Message, Tuple, TupleBuilder};
-use tidegate::pg_wire::test_decoding::{self, Fields, Line};
+use tidegate::pg_wire::pgoutput::{self as wire, Column, Message, Tuple, TupleBuilder};
+use tidegate::pg_wire::test_decoding::{self as lines, Fields, Line};
 use tidegate::pg_wire::value::{self, ValueOptions};
 
 /// Decodes `data` as a message; what decodes must be walkable to its end, rebuild to the same
 /// bytes and write valid JSON for whatever type its columns are taken for.
-pub fn fuzz_pgoutput(data: &[u8]) {
+pub fn pgoutput(data: &[u8]) {
     for streamed in [false, true] {
-        let Ok(message) = pgoutput::decode(data, streamed) else { continue };
+        let Ok(message) = wire::decode(data, streamed) else { continue };
         match message {
             Message::Insert { new, .. } => walk(new),
             Message::Update { old, new, .. } => {
@@ -25,15 +24,19 @@ pub fn fuzz_pgoutput(data: &[u8]) {
             _ => {}
         }
     }
-    for type_oid in TYPES {
-        json(Column::Text(data), type_oid);
-        json(Column::Binary(data), type_oid);
-    }
+}
+
+/// `data` as a value in both forms, of the type that its first byte chooses.
+pub fn values(data: &[u8]) {
+    let Some((choice, value)) = data.split_first() else { return };
+    let type_oid = TYPES[usize::from(*choice) % TYPES.len()];
+    json(Column::Text(value), type_oid);
+    json(Column::Binary(value), type_oid);
 }
 
 /// Parses `data` as a line; what parses must be walkable to its end and make a row.
-pub fn fuzz_test_decoding(data: &[u8]) {
-    let Ok(line) = test_decoding::parse(data) else { return };
+pub fn test_decoding(data: &[u8]) {
+    let Ok(line) = lines::parse(data) else { return };
     match line {
         Line::Change(change) => change.old.into_iter().chain(change.new).for_each(walk_fields),
         Line::Truncate { tables, .. } => {
