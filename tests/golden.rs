@@ -543,7 +543,7 @@ fn a_head_cut_record_is_relayed_with_deltas_from_zero() {
     assert_eq!((records[1].first_offset(), records[1].next_offset()), (3, 4));
     for record in &records {
         let relay = record.relay();
-        let sent = [&relay.header()[..], relay.detached(), relay.blob()].concat();
+        let sent = [&relay.header()[..], relay.blob()].concat();
         let batch = decode_batch_slice(&sent).unwrap();
         assert_eq!((batch.header.partition_id, batch.header.base_offset), (0, 0));
         let deltas: Vec<_> = batch.iter().map(|m| m.header.offset_delta).collect();

@@ -1,12 +1,17 @@
-//! The official `iggy` SDK, unmodified, against the loopback broker.
+//! The official `iggy` SDK, unmodified, against the loopback broker, also behind a mirror.
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+#[path = "support/mod.rs"]
+mod support;
+
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use iggy::prelude::*;
+use tidegate::batch::TopicName;
 use tidegate::loopback::{Fault, Flavour, Restart, Scope, Server, ServerOptions};
 
 const STREAM: &str = "orders";
@@ -351,4 +356,33 @@ async fn client_survives_58_and_a_restart() {
     let polled = poll(&client, 0, PollingStrategy::first(), 10).await;
     assert_eq!(offsets(&polled), [0, 1]);
     assert_eq!(send(&client, Partitioning::partition_id(0), 3, 1).await, (0, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_one_by_one_reads_the_same_behind_a_mirror_m2_m16() {
+    let (up, down) = (broker(), broker());
+    let (writer, reader) = (logged_in(&up).await, logged_in(&down).await);
+    with_topic(&writer, 1).await;
+    for number in 0..300 {
+        send(&writer, Partitioning::partition_id(0), number, 1).await;
+    }
+    let home = support::Home::new();
+    let config = support::Config::between(up.address(), down.address());
+    let daemon = support::Daemon::start(&home, &config.topic(&TopicName::new(STREAM, TOPIC)));
+    support::eventually(Duration::from_secs(60), "the copy", || {
+        let end = down.control().end(STREAM, TOPIC, 0);
+        support::when(end.is_ok_and(|end| end == 300))
+    });
+    let sends = down.control().counters(STREAM, TOPIC, 0).expect("a partition").sends_applied;
+    assert!(sends < 30, "{sends} sends");
+    let everything = PollingStrategy::offset(0);
+    let there = poll(&writer, 0, everything, 1_000).await;
+    let here = poll(&reader, 0, everything, 1_000).await;
+    assert_eq!(offsets(&here), (0..300).collect::<Vec<_>>());
+    for (there, here) in there.messages.iter().zip(&here.messages) {
+        assert_eq!((&there.payload, &there.user_headers), (&here.payload, &here.user_headers));
+        let told = |message: &IggyMessage| (message.header.id, message.header.origin_timestamp);
+        assert_eq!(told(there), told(here));
+    }
+    daemon.stop();
 }

@@ -20,7 +20,10 @@ use tidegate::iggy_wire::decode::{Expect, decode, decode_login};
 use tidegate::iggy_wire::encode::{Envelope, POLL_CONSUMER_ID, encode, send_frame_len};
 use tidegate::iggy_wire::frame::{HEADER_LEN, ReplyHeader, RequestHeader, ServerHeader};
 use tidegate::iggy_wire::record::{self, Message, build_record};
-use tidegate::iggy_wire::{PollFrom, Record, Relay, Reply, Request, SendTo, Verify};
+use tidegate::iggy_wire::run::Limits;
+use tidegate::iggy_wire::{
+    PollFrom, Polled, Record, Relay, Reply, Request, Run, Runs, SendTo, Verify,
+};
 
 #[derive(Clone, Debug)]
 struct Made {
@@ -60,7 +63,9 @@ fn build(made: &[Made]) -> Relay {
 }
 
 fn sent(relay: &Relay) -> Vec<u8> {
-    [&relay.header()[..], relay.detached(), relay.blob()].concat()
+    let mut bytes = [&relay.header()[..], relay.blob()].concat();
+    relay.more().iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes
 }
 
 fn one(bytes: &Bytes) -> Record {
@@ -110,7 +115,75 @@ fn name() -> impl Strategy<Value = String> {
     "[a-zA-Z0-9._-]{1,40}|[a-z]{255}|[\u{e4}\u{20ac}]{1,30}"
 }
 
+/// The run of a reply that holds `records` from offset `base` on.
+fn polled(records: &[Vec<Made>], base: u64) -> Run {
+    let (mut bytes, mut next) = (Vec::new(), base);
+    for made in records {
+        bytes.extend_from_slice(&build(made).stored(3, next, 1_700_000_000_000_000));
+        next += made.len() as u64;
+    }
+    let count = (next - base) as u32;
+    let records = Bytes::from(bytes);
+    let mut polled = Polled { partition: 3, current_offset: next - 1, count, records };
+    polled.take_run(Verify::Full).unwrap().unwrap()
+}
+
+/// Records whose origin times lie near each other, or further apart than a batch can say.
+fn replies() -> impl Strategy<Value = Vec<Vec<Vec<Made>>>> {
+    let shifts = select(vec![0, 1, 1_000_000, u64::from(u32::MAX) / 2, u64::from(u32::MAX)]);
+    let record = (messages(), shifts).prop_map(|(mut made, shift)| {
+        let oldest = made.iter().map(|m| m.origin_timestamp).min().unwrap();
+        for message in &mut made {
+            let span = if shift < 2 { 1_000 } else { u64::from(u32::MAX) };
+            message.origin_timestamp = shift + (message.origin_timestamp - oldest) % span;
+        }
+        made
+    });
+    vec(vec(record, 1..6), 1..20)
+}
+
 proptest! {
+    #[test]
+    fn whatever_is_merged_or_cut_reads_as_the_messages_that_were_polled(
+        replies in replies(),
+        base in 0..u64::MAX / 2,
+        dropped in any::<prop::sample::Index>(),
+        sizes in vec((700..40_000usize, 500..40_000usize, 1..300u32, 300..9_000usize), 1..8),
+    ) {
+        let mut all: Vec<Made> = replies.iter().flatten().flatten().cloned().collect();
+        let (mut runs, mut next) = (Runs::default(), base);
+        let dropped = dropped.index(replies[0].iter().map(Vec::len).sum());
+        for (nth, reply) in replies.iter().enumerate() {
+            let run = polled(reply, next);
+            let end = run.next_offset();
+            runs.push(if nth == 0 { run.from_offset(base + dropped as u64).unwrap() } else { run });
+            next = end;
+        }
+        all.drain(..dropped);
+        let (mut at, mut limits) = (base + dropped as u64, sizes.iter().cycle());
+        while !runs.is_empty() {
+            let (bytes, merged, messages, large) = *limits.next().unwrap();
+            let limits = Limits { bytes, merged: merged.min(bytes), messages, large };
+            let waited = runs.bytes();
+            let batch = runs.take(&limits).unwrap().unwrap();
+            let count = batch.count() as usize;
+            prop_assert_eq!((batch.first_offset(), runs.first_offset().unwrap_or(next)),
+                (at, at + count as u64));
+            prop_assert!(batch.len() <= bytes && batch.count() <= messages, "{:?}", batch);
+            prop_assert!(batch.records() == 1 || batch.len() <= merged, "{:?}", batch);
+            prop_assert!(runs.bytes() < waited);
+            assert_relayed(batch.relay(), &all[..count]);
+            let (seen, last) = (batch.last().unwrap(), &all[count - 1]);
+            prop_assert_eq!((seen.offset, seen.id), (at + count as u64 - 1, last.id));
+            prop_assert_eq!(seen.origin_timestamp, last.origin_timestamp);
+            prop_assert_eq!((seen.payload, seen.user_headers),
+                (&last.payload[..], &last.user_headers[..]));
+            all.drain(..count);
+            at += count as u64;
+        }
+        prop_assert!(all.is_empty());
+    }
+
     #[test]
     fn scan_takes_any_bytes_without_panic(
         bytes in vec(any::<u8>(), 0..2_000),
@@ -170,9 +243,6 @@ proptest! {
         let relay = cut.relay();
         assert_relayed(&relay, made);
         prop_assert_eq!(relay.blob().as_ptr() == stored[256..].as_ptr(), from == 0);
-        let shared = stored.as_ptr_range().contains(&relay.blob().as_ptr());
-        prop_assert_eq!(shared || relay.blob().is_empty(), cut.copied_len() == 0);
-        prop_assert_eq!(cut.copied_len() > 0, from > 0 && keep > 1);
         // Once appended it is a whole record, and relaying that changes nothing.
         let appended = one(&relay.stored(9, 77, 1));
         prop_assert_eq!(sent(&appended.relay()), sent(&relay));
@@ -279,8 +349,9 @@ proptest! {
             for (expect, operation) in EXPECTATIONS {
                 let header = ReplyHeader { operation: *operation, status, ..Default::default() };
                 let result = decode(*expect, &header, body.clone());
-                if let Ok(Ok(Reply::Polled(polled))) = result {
+                if let Ok(Ok(Reply::Polled(mut polled))) = result {
                     let _ = polled.scan(Verify::Full);
+                    let _ = polled.take_run(Verify::FramingOnly);
                 }
             }
             let _ = decode_login(&ReplyHeader { operation: 1, ..Default::default() }, body);

@@ -1,6 +1,7 @@
 //! Hand-made snapshots for tests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::board::{DaemonInfo, SourceInfo, SourceKind, View};
 use super::metrics::{Exposition, TextFormat};
@@ -79,6 +80,9 @@ pub(super) fn feed(source: &str, partition: u32, condition: Condition) -> FeedSn
         upstream_node: Some("10.0.0.1:8090".into()),
         downstream_node: None,
         foreign_nodes: Vec::new(),
+        sends: 1,
+        sent_records: 7,
+        round_trip: Some(Duration::from_millis(80)),
     }
 }
 
@@ -145,7 +149,7 @@ pub(crate) fn capture(source: &str, condition: Condition) -> CaptureSnapshot {
     outlet.rejected.rejected[Rejection::Denylist.index()] = 2;
     outlet.rejected.unmatched_drop = 6;
     outlet.created.counts = [0, 1, 0, 2, 0, 0, 0, 0, 0, 1];
-    outlet.created.sum = std::time::Duration::from_millis(40_250);
+    outlet.created.sum = Duration::from_millis(40_250);
     snapshot
 }
 

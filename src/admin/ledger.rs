@@ -54,6 +54,10 @@ pub struct Totals {
     pub gaps: u64,
     /// Offsets in those gaps.
     pub gap_messages: u64,
+    /// Sends that were acked, of mirrors.
+    pub sends: u64,
+    /// Upstream records in those sends.
+    pub sent_records: u64,
 }
 
 impl Totals {
@@ -66,6 +70,8 @@ impl Totals {
             resets: c.resets,
             gaps: c.gaps,
             gap_messages: c.gap_messages,
+            sends: feed.sends,
+            sent_records: feed.sent_records,
         }
     }
 
@@ -79,6 +85,8 @@ impl Totals {
             resets: c.resets,
             gaps: c.gaps,
             gap_messages: 0,
+            sends: 0,
+            sent_records: 0,
         }
     }
 
@@ -90,6 +98,8 @@ impl Totals {
             resets: f(self.resets, other.resets),
             gaps: f(self.gaps, other.gaps),
             gap_messages: f(self.gap_messages, other.gap_messages),
+            sends: f(self.sends, other.sends),
+            sent_records: f(self.sent_records, other.sent_records),
         }
     }
 

@@ -139,13 +139,22 @@ impl Exposition {
         });
         let help = "Largest lag of a single feed";
         out.gauge("tidegate_mirror_lag_messages_max", help, largest)?;
-        let counters: [Family<Totals>; 6] = [
+        let trips = self.mirrors().filter_map(|source| {
+            let feeds = source.feeds.iter().filter_map(|feed| feed.snapshot.round_trip);
+            let millis = feeds.max()?.as_millis();
+            Some((of_source(source), u64::try_from(millis).unwrap_or(u64::MAX)))
+        });
+        let help = "Round trip to the destination, of the feed with the longest";
+        out.gauge("tidegate_mirror_round_trip_milliseconds", help, trips)?;
+        let counters: [Family<Totals>; 8] = [
             ("tidegate_mirror_messages", "Messages acked by the destination", |t| t.messages),
             ("tidegate_mirror_bytes", "Bytes acked by the destination", |t| t.bytes),
             ("tidegate_mirror_errors", "Failed operations", |t| t.errors),
             ("tidegate_mirror_gaps", "Gap records", |t| t.gaps),
             ("tidegate_mirror_gap_messages", "Upstream offsets in gaps", |t| t.gap_messages),
             ("tidegate_mirror_resets", "Histories that ended", |t| t.resets),
+            ("tidegate_mirror_sends", "Sends acked by the destination", |t| t.sends),
+            ("tidegate_mirror_sent_records", "Upstream records in those sends", |t| t.sent_records),
         ];
         for (name, help, of) in counters {
             let rows = self.mirrors().map(|source| (of_source(source), of(&source.totals)));
@@ -342,6 +351,9 @@ mod tests {
             "tidegate_mirror_gaps_total{source=\"orders\"} 0",
             "tidegate_mirror_gap_messages_total{source=\"orders\"} 0",
             "tidegate_mirror_resets_total{source=\"orders\"} 0",
+            "tidegate_mirror_sends_total{source=\"orders\"} 3",
+            "tidegate_mirror_sent_records_total{source=\"orders\"} 21",
+            "tidegate_mirror_round_trip_milliseconds{source=\"orders\"} 80",
             "tidegate_state_saves_total{shard=\"1\"} 2",
             "tidegate_state_save_failures_total{shard=\"0\"} 1",
             "tidegate_shard_loop_turns_total{shard=\"0\"} 3",

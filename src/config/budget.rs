@@ -12,10 +12,9 @@
 
 use super::value::show_size;
 
-/// Kept free on every shard for comparing at resume, for other questions beside polls and for
-/// renumbering cut records; polls can never take it. It is lent in parts, first come, first
-/// served: 8 MiB let seven feeds compare their last MiB at once, or four renumber 2 MiB each. A
-/// feed that finds it lent waits.
+/// Kept free on every shard for comparing at resume and for other questions; polls can never take
+/// it. It is lent in parts, first come, first served: 8 MiB let seven feeds compare their last MiB
+/// at once. A feed that finds it lent waits.
 pub const SHARD_RESERVE: u64 = 8 << 20;
 
 /// What every feed keeps, whatever the others do: an idle or stuck feed can still read one

@@ -1,4 +1,6 @@
-//! One destination partition: a FIFO of records, at most one of them outstanding (I2).
+//! One destination partition: a FIFO of records, of which one batch at most is outstanding (I2).
+//! What waits as an ack arrives goes out together (M16), small records always, large ones where the
+//! round trip is long: a send costs little there, and rewriting a message costs what it is long.
 //!
 //! The writer knows the offset the destination must give to the next message. An ack with
 //! another offset means that somebody else writes there or that our batch stands behind a hole:
@@ -6,10 +8,10 @@
 //! forgets what it held and the feed looks at the destination before anything is sent again
 //! (G5, M6).
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::iggy_wire::{Record, Relay};
+use crate::iggy_wire::run::Limits;
+use crate::iggy_wire::{Batch, Relay, Run, Runs};
 use crate::time::Millis;
 
 /// Pause after "not accepted" (58): a leader is being elected or the partition is not ready.
@@ -19,20 +21,25 @@ pub const NOT_ACCEPTED_LONGEST: Duration = Duration::from_secs(1);
 /// Unknown outcomes with an unmoved end after which the record is halved (M15).
 pub const UNKNOWNS_UNTIL_HALVED: u32 = 3;
 
+/// Records up to this length are always worth merging: to rewrite one costs less than to send it.
+pub const SMALL_RECORD: usize = 64 * 1024;
+
 /// How much may go out at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Most {
-    /// Bytes of a record beside the names of its destination.
+    /// Bytes of a batch beside the names of its destination.
     pub bytes: usize,
-    /// Bytes of a renumbered copy; a single message is never copied.
-    pub copied: usize,
+    /// Bytes of several records merged into one batch (M16).
+    pub merged: usize,
+    /// The round trip is long: large records are merged too.
+    pub is_far: bool,
 }
 
 /// What is on its way.
 #[derive(Debug)]
 pub struct InFlight {
-    /// The record as read from upstream.
-    pub record: Record,
+    /// What was made of the records.
+    pub batch: Batch,
     /// Destination offset its first message must get.
     pub expected: u64,
 }
@@ -40,8 +47,8 @@ pub struct InFlight {
 /// What an answer means for the feed.
 #[derive(Debug)]
 pub enum Ack {
-    /// Acked at the expected offset; the record is done.
-    Done(Record),
+    /// Acked at the expected offset; the batch is done.
+    Done(Batch),
     /// Acked elsewhere: stop, never papered over.
     Diverged {
         /// Offset the message should have got.
@@ -56,7 +63,9 @@ pub enum Ack {
 /// The writer of one destination partition.
 #[derive(Debug, Default)]
 pub struct Writer {
-    queue: VecDeque<Record>,
+    queue: Runs,
+    /// Was out already and goes out again as it is, before the queue.
+    again: Option<Batch>,
     in_flight: Option<InFlight>,
     next_offset: u64,
     not_before: Millis,
@@ -104,7 +113,7 @@ pub struct Lookup {
 impl Writer {
     /// Forgets everything held and goes on at this destination offset.
     pub fn restart(&mut self, next_offset: u64) {
-        self.queue.clear();
+        self.clear_queue();
         self.in_flight = None;
         self.next_offset = next_offset;
         self.not_before = Millis(0);
@@ -114,18 +123,27 @@ impl Writer {
     /// Drops what is queued; returns true if a send is outstanding, whose outcome is unknown
     /// once its connection is gone.
     pub fn lost(&mut self) -> bool {
-        self.queue.clear();
+        self.clear_queue();
         self.in_flight.take().is_some()
     }
 
-    /// Queues a record behind what is there.
-    pub fn push(&mut self, record: Record) {
-        self.queue.push_back(record);
+    /// Queues records behind what is there.
+    pub fn push(&mut self, run: Run) {
+        self.queue.push(run);
     }
 
     /// Neither queued nor outstanding.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_none()
+        !self.has_queued() && self.in_flight.is_none()
+    }
+
+    /// Bytes that wait behind what is outstanding.
+    pub fn waiting(&self) -> u64 {
+        self.queue.bytes() as u64
+    }
+
+    fn has_queued(&self) -> bool {
+        !self.queue.is_empty() || self.again.is_some()
     }
 
     /// A send is outstanding.
@@ -136,6 +154,7 @@ impl Writer {
     /// Drops what is queued but not sent.
     pub fn clear_queue(&mut self) {
         self.queue.clear();
+        self.again = None;
     }
 
     /// Offset the next message must get.
@@ -145,38 +164,42 @@ impl Writer {
 
     /// Upstream offset of the next message to send, if nothing is outstanding.
     pub fn next_upstream(&self) -> Option<u64> {
-        let front = self.queue.front().filter(|_| self.in_flight.is_none())?;
-        Some(front.first_offset())
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let again = self.again.as_ref().map(Batch::first_offset);
+        again.or_else(|| self.queue.first_offset())
     }
 
     /// When the next send may go out, if something waits.
     pub fn next_at(&self) -> Option<Millis> {
-        (self.in_flight.is_none() && !self.queue.is_empty()).then_some(self.not_before)
+        (self.in_flight.is_none() && self.has_queued()).then_some(self.not_before)
     }
 
-    /// Bytes that [`Writer::next`] would copy to renumber a record; 0 if it has nothing to send.
-    pub fn next_copies(&self, now: Millis, most: Most) -> usize {
-        if self.in_flight.is_some() || now < self.not_before {
-            return 0;
-        }
-        let Some(record) = self.queue.front().filter(|record| record.is_head_cut()) else {
-            return 0;
-        };
-        self.fitting(record, most).map_or(0, |count| record.truncated(count).copied_len())
-    }
-
-    /// The next record to send, cut to what `most` allows. `Err` names the upstream offset of a
-    /// message that fits no frame.
+    /// The next batch to send: what waits, as far as `most` allows. `Err` names the upstream
+    /// offset of a message that fits no frame.
     pub fn next(&mut self, now: Millis, most: Most) -> Result<Option<Relay>, u64> {
         if self.in_flight.is_some() || now < self.not_before {
             return Ok(None);
         }
-        let Some(front) = self.queue.front() else { return Ok(None) };
-        let count = self.fitting(front, most)?;
-        let Some(record) = self.pop(count) else { return Ok(None) };
-        let relay = record.relay();
-        self.in_flight = Some(InFlight { record, expected: self.next_offset });
+        let batch = match self.again.take() {
+            Some(batch) => Some(batch),
+            None => self.queue.take(&self.limits(most))?,
+        };
+        let Some(batch) = batch else { return Ok(None) };
+        let relay = batch.relay().clone();
+        self.in_flight = Some(InFlight { batch, expected: self.next_offset });
         Ok(Some(relay))
+    }
+
+    /// Less than `most` where the destination does not take as much (M15).
+    fn limits(&self, most: Most) -> Limits {
+        Limits {
+            bytes: most.bytes,
+            merged: most.merged.min(most.bytes),
+            messages: self.most_messages.unwrap_or(u32::MAX),
+            large: if most.is_far { usize::MAX } else { SMALL_RECORD },
+        }
     }
 
     /// The server confirmed; `None` is an empty confirmation.
@@ -187,46 +210,48 @@ impl Writer {
         if confirmed != done.expected {
             return Ack::Diverged { expected: done.expected, confirmed };
         }
-        self.next_offset = done.expected + u64::from(done.record.count());
-        if self.most_messages.is_some() && done.record.next_offset() >= self.unknowns.until {
+        self.next_offset = done.expected + u64::from(done.batch.count());
+        if self.most_messages.is_some() && done.batch.next_offset() >= self.unknowns.until {
             self.most_messages = None;
             self.unknowns = Unknowns::default();
         }
-        Ack::Done(done.record)
+        Ack::Done(done.batch)
     }
 
     /// Acked where the server picks the partition: no offset is expected.
-    pub fn confirmed_anywhere(&mut self) -> Option<Record> {
+    pub fn confirmed_anywhere(&mut self) -> Option<Batch> {
         self.refusals = 0;
-        self.in_flight.take().map(|done| done.record)
+        self.in_flight.take().map(|done| done.batch)
     }
 
     /// The server did not accept it (58): it goes again after a pause.
     pub fn not_accepted(&mut self, now: Millis) {
-        if let Some(refused) = self.in_flight.take() {
-            self.queue.push_front(refused.record);
-        }
+        self.put_back();
         let pause = NOT_ACCEPTED_PAUSE * (1 << self.refusals.min(5));
         self.refusals = self.refusals.saturating_add(1);
         self.not_before = now + pause.min(NOT_ACCEPTED_LONGEST);
     }
 
-    /// Puts the outstanding record back in front: its send is known not to have been applied,
+    /// Puts the outstanding batch back in front: its send is known not to have been applied,
     /// or its mode allows a repeat.
     pub fn put_back(&mut self) {
         if let Some(refused) = self.in_flight.take() {
-            self.queue.push_front(refused.record);
+            self.again = Some(refused.batch);
         }
     }
 
     /// The upstream range of what is outstanding: first offset, next offset, messages.
     pub fn outstanding(&self) -> Option<(u64, u64, u32)> {
-        let record = &self.in_flight.as_ref()?.record;
-        Some((record.first_offset(), record.next_offset(), record.count()))
+        let batch = &self.in_flight.as_ref()?.batch;
+        Some((batch.first_offset(), batch.next_offset(), batch.count()))
     }
 
     /// An unknown outcome was looked into: the destination ends at the place of upstream offset
     /// `position`. `lost` is what [`Writer::outstanding`] said before.
+    ///
+    /// Until all of it is taken, no send has more messages than the one that was lost: else more
+    /// would have come to wait meanwhile, and no two of them could be compared. Halving what was
+    /// merged leads to its records first.
     ///
     /// A destination that answers reads and no sends looks the same from here for every message.
     /// So only sends that went out behind the ack of another one count against a message, and
@@ -243,6 +268,7 @@ impl Writer {
             let since = if first < known.until { known.since } else { at.now };
             let until = until.max(known.until);
             self.unknowns = Unknowns { at: first, count: 0, messages, until, since, proven: 0 };
+            self.most_messages = Some(messages);
         }
         self.unknowns.count = self.unknowns.count.saturating_add(1);
         if at.behind.is_some_and(|ack| ack > self.unknowns.since) {
@@ -260,98 +286,133 @@ impl Writer {
         self.unknowns.count = 0;
         Suspicion::Halved(half)
     }
-
-    /// How many messages of a record may go out at once: less than all where they are more than
-    /// a frame holds, than may be copied, or than the destination takes (M15).
-    fn fitting(&self, record: &Record, most: Most) -> Result<u32, u64> {
-        let mut count = self.most_messages.unwrap_or(u32::MAX).min(record.count());
-        loop {
-            let cut = record.truncated(count);
-            if cut.len() <= most.bytes && cut.copied_len() <= most.copied {
-                return Ok(count);
-            }
-            if count == 1 {
-                return Err(record.first_offset());
-            }
-            count /= 2;
-        }
-    }
-
-    /// The first `count` messages of the record in front; its rest stays there.
-    fn pop(&mut self, count: u32) -> Option<Record> {
-        let record = self.queue.pop_front()?;
-        let head = record.truncated(count);
-        if let Some(rest) = record.from_offset(head.next_offset()) {
-            self.queue.push_front(rest);
-        }
-        Some(head)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
-    use crate::iggy_wire::Verify;
-    use crate::iggy_wire::record::{Message, build_record, scan};
+    use crate::iggy_wire::record::{Message, build_record};
+    use crate::iggy_wire::{Polled, Verify};
 
-    const ANY: Most = Most { bytes: usize::MAX, copied: usize::MAX };
+    const NEAR: Most = Most { bytes: 64 << 20, merged: 8 << 20, is_far: false };
+    const FAR: Most = Most { is_far: true, ..NEAR };
     const NOW: Millis = Millis(0);
 
-    /// `count` messages of `size` bytes from offset 100 on, without the first `cut`.
-    fn record(count: usize, size: usize, cut: u64) -> Record {
+    /// A reply with `records` records of `count` messages of `size` bytes from offset `first` on.
+    fn run(first: u64, records: u64, count: u64, size: usize) -> Run {
         let payload = vec![7; size];
-        let messages = vec![Message { payload: &payload, ..Message::default() }; count];
-        let stored: Bytes = build_record(&messages).unwrap().stored(0, 100, 0);
-        let whole = scan(&stored, Verify::Full).unwrap().remove(0);
-        whole.from_offset(100 + cut).unwrap()
+        let messages = vec![Message { payload: &payload, ..Message::default() }; count as usize];
+        let record = build_record(&messages).unwrap();
+        let stored: Vec<u8> =
+            (0..records).flat_map(|n| record.stored(0, first + n * count, 0).to_vec()).collect();
+        let count = u32::try_from(records * count).unwrap();
+        let mut polled = Polled { partition: 0, current_offset: 0, count, records: stored.into() };
+        polled.take_run(Verify::Full).unwrap().unwrap()
     }
 
-    /// Sends everything: the ranges that went out, and the most that was copied at once.
-    fn send_all(writer: &mut Writer, most: Most) -> (Vec<(u64, u32)>, usize) {
-        let (mut sent, mut copied) = (Vec::new(), 0);
-        loop {
-            let copies = writer.next_copies(NOW, most);
-            let Some(relay) = writer.next(NOW, most).unwrap() else { return (sent, copied) };
-            assert_eq!(copies > 0, relay.first_offset() > 100 && relay.count() > 1);
-            assert_eq!(writer.next_copies(NOW, most), 0, "one send at a time");
-            copied = copied.max(copies);
-            sent.push((relay.first_offset(), relay.count()));
+    /// Sends everything: first offset, messages and records of each send.
+    fn send_all(writer: &mut Writer, most: Most) -> Vec<(u64, u32, u32)> {
+        let mut sent = Vec::new();
+        while let Some(relay) = writer.next(NOW, most).unwrap() {
+            assert!(writer.next(NOW, most).unwrap().is_none(), "one send at a time");
             let expected = writer.in_flight.as_ref().map(|sent| sent.expected);
-            assert!(matches!(writer.confirmed(expected), Ack::Done(_)));
+            let Ack::Done(batch) = writer.confirmed(expected) else { panic!("not acked") };
+            sent.push((relay.first_offset(), relay.count(), batch.records()));
+        }
+        assert!(writer.is_empty() && writer.waiting() == 0);
+        sent
+    }
+
+    #[test]
+    fn what_waits_goes_out_together_m16() {
+        for most in [NEAR, FAR] {
+            let mut writer = Writer::default();
+            writer.push(run(100, 1, 1, 100));
+            assert!(writer.next(NOW, most).unwrap().is_some());
+            writer.push(run(101, 500, 1, 100));
+            writer.push(run(601, 3, 20, 100));
+            let Ack::Done(_) = writer.confirmed(Some(0)) else { panic!("not acked") };
+            assert_eq!(send_all(&mut writer, most), [(101, 560, 503)]);
         }
     }
 
     #[test]
-    fn a_long_head_cut_record_goes_out_in_pieces_that_may_be_copied() {
-        let mut writer = Writer::default();
-        writer.push(record(41, 1000, 1));
-        let most = Most { copied: 12_000, ..ANY };
-        let (sent, copied) = send_all(&mut writer, most);
-        assert!(sent.len() > 3 && sent.iter().all(|(_, count)| *count > 1), "{sent:?}");
-        let next = sent.iter().fold(101, |at, (first, count)| {
-            assert_eq!(*first, at);
-            at + u64::from(*count)
-        });
-        assert_eq!(next, 141);
-        assert!(copied > 6_000 && copied <= 12_000, "{copied}");
+    fn large_records_are_merged_where_the_way_is_long_and_up_to_the_bound_m16() {
+        let filled = |most| {
+            let mut writer = Writer::default();
+            writer.push(run(0, 10, 10, 100_000));
+            send_all(&mut writer, most)
+        };
+        let alone: Vec<_> = (0..10).map(|n| (10 * n, 10, 1)).collect();
+        assert_eq!(filled(NEAR), alone);
+        assert_eq!(filled(FAR), [(0, 80, 8), (80, 20, 2)]);
+        assert_eq!(filled(Most { merged: 4 << 20, ..FAR }), [(0, 40, 4), (40, 40, 4), (80, 20, 2)]);
+        assert_eq!(filled(Most { merged: 1, ..FAR }), alone);
     }
 
     #[test]
-    fn a_single_message_goes_out_whatever_may_be_copied() {
+    fn a_small_record_does_not_take_a_large_one_along_on_a_short_way() {
         let mut writer = Writer::default();
-        writer.push(record(3, 50_000, 1));
-        let (sent, copied) = send_all(&mut writer, Most { copied: 1000, ..ANY });
-        assert_eq!((sent, copied), (vec![(101, 1), (102, 1)], 0));
+        writer.push(run(0, 3, 1, 100));
+        writer.push(run(3, 2, 100, 1000));
+        writer.push(run(203, 2, 1, 100));
+        assert_eq!(
+            send_all(&mut writer, NEAR),
+            [(0, 3, 3), (3, 100, 1), (103, 100, 1), (203, 2, 2)]
+        );
     }
 
     #[test]
-    fn a_record_from_its_first_message_on_is_neither_copied_nor_cut() {
+    fn a_refused_batch_goes_out_again_as_it_was_m6() {
         let mut writer = Writer::default();
-        writer.push(record(41, 1000, 0));
-        let (sent, copied) = send_all(&mut writer, Most { copied: 0, ..ANY });
-        assert_eq!((sent, copied), (vec![(100, 41)], 0));
+        writer.push(run(0, 5, 1, 100));
+        let first = writer.next(NOW, NEAR).unwrap().unwrap();
+        writer.push(run(5, 5, 1, 100));
+        writer.not_accepted(NOW);
+        assert_eq!(writer.next_upstream(), Some(0));
+        assert!(writer.next(NOW, NEAR).unwrap().is_none(), "a pause first");
+        let later = writer.next_at().unwrap();
+        let again = writer.next(later, NEAR).unwrap().unwrap();
+        assert_eq!((again.header(), again.blob()), (first.header(), first.blob()));
+        let Ack::Done(_) = writer.confirmed(Some(0)) else { panic!("not acked") };
+        let next = writer.next(later, NEAR).unwrap().unwrap();
+        assert_eq!((next.first_offset(), next.count()), (5, 5));
+    }
+
+    #[test]
+    fn a_merged_batch_that_vanishes_is_sent_no_larger_and_halved_into_its_records_m15() {
+        let mut writer = Writer::default();
+        let (lost, at) = ((0, 24, 24), Lookup { now: NOW, behind: None });
+        assert_eq!(writer.looked(0, lost, at), Suspicion::None);
+        // More came to wait meanwhile.
+        writer.push(run(0, 10, 8, 100));
+        assert_eq!(writer.next(NOW, NEAR).unwrap().unwrap().count(), 24);
+        assert_eq!(writer.outstanding(), Some(lost));
+        assert!(writer.lost());
+        assert_eq!(writer.looked(0, lost, at), Suspicion::None);
+        assert_eq!(writer.looked(0, lost, at), Suspicion::Halved(12));
+        writer.push(run(0, 10, 8, 100));
+        let mut sent = Vec::new();
+        for messages in [8, 8, 8, 56] {
+            assert_eq!(writer.next(NOW, NEAR).unwrap().unwrap().count(), messages);
+            let Ack::Done(batch) = writer.confirmed(Some(writer.next_offset())) else {
+                panic!("not acked")
+            };
+            sent.push(batch.records());
+        }
+        assert_eq!(sent, [1, 1, 1, 7], "whole records, and together again behind what was lost");
+    }
+
+    #[test]
+    fn fewer_messages_than_were_lost_are_a_count_of_their_own_m15() {
+        let mut writer = Writer::default();
+        let at = Lookup { now: NOW, behind: Some(Millis(1)) };
+        assert_eq!(writer.looked(0, (0, 24, 24), at), Suspicion::None);
+        assert_eq!(writer.looked(0, (0, 24, 24), at), Suspicion::None);
+        assert_eq!(writer.looked(0, (0, 1, 1), at), Suspicion::None, "less was waiting");
+        assert_eq!(writer.looked(0, (0, 1, 1), at), Suspicion::None);
+        writer.push(run(0, 10, 8, 100));
+        assert_eq!(writer.next(NOW, NEAR).unwrap().unwrap().count(), 1);
     }
 
     /// What three unanswered sends of `messages` messages from offset `first` on lead to.
@@ -390,10 +451,23 @@ mod tests {
     #[test]
     fn a_message_that_fits_no_frame_is_named_and_stays() {
         let mut writer = Writer::default();
-        writer.push(record(2, 1000, 1));
-        let most = Most { bytes: 900, ..ANY };
-        assert_eq!(writer.next(NOW, most).unwrap_err(), 101);
-        assert_eq!(writer.next_copies(NOW, most), 0);
+        writer.push(run(100, 1, 2, 1000));
+        let most = Most { bytes: 900, ..NEAR };
+        assert_eq!(writer.next(NOW, most).unwrap_err(), 100);
+        assert_eq!(writer.next_upstream(), Some(100));
         assert!(!writer.is_empty());
+    }
+
+    #[test]
+    fn a_record_longer_than_a_frame_goes_out_in_pieces() {
+        let mut writer = Writer::default();
+        writer.push(run(100, 1, 41, 1000));
+        let sent = send_all(&mut writer, Most { bytes: 12_000, ..NEAR });
+        assert!(sent.len() > 3 && sent.iter().all(|(_, count, _)| *count <= 11), "{sent:?}");
+        let next = sent.iter().fold(100, |at, (first, count, _)| {
+            assert_eq!(*first, at);
+            at + u64::from(*count)
+        });
+        assert_eq!(next, 141);
     }
 }

@@ -65,19 +65,13 @@ impl BatchHeader {
 
     /// The position of the first reserved byte that is not zero.
     pub(super) fn dirty_reserved(h: &[u8; BATCH_HEADER_LEN]) -> Option<usize> {
-        let reserved = h.iter().enumerate().skip(RESERVED_FROM);
-        reserved.into_iter().find(|(_, byte)| **byte != 0).map(|(at, _)| at)
-    }
-
-    /// The checksum over this header and the frames of `blob`, which must tile it.
-    pub(super) fn checksum_over(&self, blob: &[u8]) -> u64 {
-        let mut sum = BatchChecksum::new(self);
-        let mut at = 0;
-        while let Some(frame) = Frame::at(blob, at) {
-            sum.add(frame.checksum);
-            at = frame.end;
+        // All at once first: it is the same for every record, and a loop with an early end is slow.
+        let (_, reserved) = h.split_at(RESERVED_FROM);
+        if reserved.iter().fold(0, |any, byte| any | byte) == 0 {
+            return None;
         }
-        sum.finish()
+        let mut reserved = h.iter().enumerate().skip(RESERVED_FROM);
+        reserved.find(|(_, byte)| **byte != 0).map(|(at, _)| at)
     }
 }
 
@@ -138,22 +132,30 @@ pub(super) fn renumber(blob: &mut [u8], at: usize, offset_delta: u32) -> Option<
     Some(end)
 }
 
-/// The header of the one frame that is `blob`, with another offset delta and the checksum that goes
-/// with it: the frame is renumbered without a copy of what follows its header.
-pub(super) fn renumbered_header(blob: &[u8], offset_delta: u32) -> Option<[u8; FRAME_HEADER_LEN]> {
-    let (h, rest) = blob.split_first_chunk::<FRAME_HEADER_LEN>()?;
-    let mut h = *h;
-    put::<24, 4, 48>(&mut h, offset_delta.to_le_bytes());
-    let mut sum = RawHasher::<&'static [u8; DEFAULT_SECRET_LENGTH]>::new(SecretBuffer::default());
-    sum.write(h.get(8..)?);
-    sum.write(rest);
-    put::<0, 8, 48>(&mut h, sum.finish().to_le_bytes());
-    Some(h)
-}
-
-/// The checksum that a frame header carries.
-pub(super) fn frame_checksum(h: &[u8; FRAME_HEADER_LEN]) -> u64 {
-    u64::from_le_bytes(get::<0, 8, 48>(h))
+/// Moves the frame at `from` down to `to` and gives it another offset delta and a timestamp delta
+/// that is larger by `later`. Returns its length and its new checksum; `None`, and nothing is
+/// changed, if it is not all there.
+pub(super) fn resettle(
+    bytes: &mut [u8],
+    from: usize,
+    to: usize,
+    offset_delta: u32,
+    later: u32,
+) -> Option<(usize, u64)> {
+    let frame = Frame::at(bytes, from)?;
+    let (end, length) = (frame.end, frame.bytes.len());
+    let timestamp_delta = frame.timestamp_delta.saturating_add(later);
+    if from != to {
+        bytes.copy_within(from..end, to);
+    }
+    let frame = bytes.get_mut(to..to.saturating_add(length))?;
+    let h = frame.first_chunk_mut::<FRAME_HEADER_LEN>()?;
+    put::<24, 4, 48>(h, offset_delta.to_le_bytes());
+    put::<28, 4, 48>(h, timestamp_delta.to_le_bytes());
+    let checksum = XxHash3_64::oneshot(frame.get(8..)?);
+    let h = frame.first_chunk_mut::<FRAME_HEADER_LEN>()?;
+    put::<0, 8, 48>(h, checksum.to_le_bytes());
+    Some((length, checksum))
 }
 
 /// A frame header without its checksum, which [`renumber`] computes.
@@ -188,6 +190,15 @@ impl BatchChecksum {
 
     pub(super) fn add(&mut self, frame_checksum: u64) {
         self.0.write(&frame_checksum.to_le_bytes());
+    }
+
+    /// Every frame of `blob`, which they tile.
+    pub(super) fn add_all(&mut self, blob: &[u8]) {
+        let mut at = 0;
+        while let Some(frame) = Frame::at(blob, at) {
+            self.add(frame.checksum);
+            at = frame.end;
+        }
     }
 
     pub(super) fn finish(&self) -> u64 {

@@ -61,7 +61,7 @@ pub fn build_record(messages: &[Message<'_>]) -> Result<Relay, RecordError> {
         at = end;
     }
     let header = BatchHeader { origin_timestamp, message_count, ..BatchHeader::default() };
-    Ok(Relay::seal(None, blob.freeze(), header, 0))
+    Ok(Relay::seal(blob.freeze(), header, 0))
 }
 
 /// Appends one user header with a text key and a text value (kind 2). Both must be 1 to 255

@@ -66,14 +66,15 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// A request ready for one vectored write: `head`, then `tail`.
+/// A request ready for one vectored write: `head`, then `tail`, then `more`.
 #[derive(Clone)]
 pub struct Outgoing {
-    /// Frame header and body, or for a send everything up to and including the batch header, and
-    /// behind it what [`Relay::detached`] holds.
+    /// Frame header and body, or for a send everything up to and including the batch header.
     pub head: Bytes,
     /// The frames of a send, shared with the record.
     pub tail: Option<Bytes>,
+    /// More of them, from other buffers.
+    pub more: Vec<Bytes>,
 }
 
 /// What the header says besides the request itself.
@@ -98,14 +99,19 @@ impl Outgoing {
     /// Length of the whole frame.
     #[expect(clippy::len_without_is_empty, reason = "a frame is never shorter than its header")]
     pub fn len(&self) -> usize {
-        self.head.len().saturating_add(self.tail.as_ref().map_or(0, Bytes::len))
+        self.parts().map(Bytes::len).fold(0, usize::saturating_add)
+    }
+
+    /// Its bytes in order, in several pieces.
+    pub fn parts(&self) -> impl Iterator<Item = &Bytes> {
+        [&self.head].into_iter().chain(&self.tail).chain(&self.more)
     }
 }
 
 /// The frame of `request`.
 pub fn encode(request: &Request, envelope: Envelope) -> Result<Outgoing, WireError> {
     let code = command_code(request);
-    let mut tail = None;
+    let (mut tail, mut more) = (None, Vec::new());
     let (operation, stamp, head) = match request {
         Request::Ping | Request::ClusterMetadata | Request::Streams => {
             (OP_NON_REPLICATED, false, head(0))
@@ -159,11 +165,12 @@ pub fn encode(request: &Request, envelope: Envelope) -> Result<Outgoing, WireErr
         }
         Request::Send { stream, topic, to, record } => {
             tail = Some(record.blob().clone());
+            more = record.more().to_vec();
             (OP_SEND, false, send(stream, topic, *to, record)?)
         }
         Request::Logout => (OP_LOGOUT, true, head(0)),
     };
-    seal(head, tail, operation, code, stamp, envelope)
+    seal(Outgoing { head: Bytes::new(), tail, more }, head, operation, code, stamp, envelope)
 }
 
 /// The frame that logs in.
@@ -186,7 +193,9 @@ pub fn encode_login(credentials: &Credentials, client: u128) -> Result<Outgoing,
             client_context: None,
         }),
     };
-    seal(head, None, OP_REGISTER, 0, true, Envelope { client, session: 0, number: 0 })
+    let outgoing = Outgoing { head: Bytes::new(), tail: None, more: Vec::new() };
+    let envelope = Envelope { client, session: 0, number: 0 };
+    seal(outgoing, head, OP_REGISTER, 0, true, envelope)
 }
 
 /// Length of the frame that sends a record of `record_len` bytes: above [`MAX_REQUEST`] no
@@ -245,8 +254,7 @@ fn poll(
 
 fn send(stream: &str, topic: &str, to: SendTo, record: &Relay) -> Result<BytesMut, WireError> {
     let metadata = send_metadata_len(stream, topic, to);
-    let detached = record.detached();
-    let mut buf = head(metadata.saturating_add(4 + BATCH_HEADER_LEN + detached.len()));
+    let mut buf = head(metadata.saturating_add(4 + BATCH_HEADER_LEN));
     buf.put_u32_le(u32::try_from(metadata).unwrap_or(u32::MAX));
     put_name(&mut buf, "stream name", stream)?;
     put_name(&mut buf, "topic name", topic)?;
@@ -259,7 +267,6 @@ fn send(stream: &str, topic: &str, to: SendTo, record: &Relay) -> Result<BytesMu
     }
     buf.put_u32_le(record.count());
     buf.put_slice(&record.header());
-    buf.put_slice(detached);
     Ok(buf)
 }
 
@@ -278,14 +285,14 @@ fn cold(body: &impl WireEncode) -> BytesMut {
 
 /// Fills in the header, now that the length is known.
 fn seal(
+    mut outgoing: Outgoing,
     mut head: BytesMut,
-    tail: Option<Bytes>,
     operation: u8,
     code: u32,
     stamp: bool,
     envelope: Envelope,
 ) -> Result<Outgoing, WireError> {
-    let length = head.len().saturating_add(tail.as_ref().map_or(0, Bytes::len));
+    let length = head.len().saturating_add(outgoing.len());
     let too_large = || WireError::Invalid {
         what: "request frame",
         seen: format!("{length} bytes"),
@@ -311,7 +318,8 @@ fn seal(
     if let Some(bytes) = head.first_chunk_mut::<HEADER_LEN>() {
         header.encode_into(bytes);
     }
-    Ok(Outgoing { head: head.freeze(), tail })
+    outgoing.head = head.freeze();
+    Ok(outgoing)
 }
 
 /// From the stream through the message count.

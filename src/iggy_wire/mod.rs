@@ -14,6 +14,7 @@ pub mod error;
 pub mod frame;
 mod layout;
 pub mod record;
+pub mod run;
 pub mod session;
 
 pub use assemble::BatchBuilder;
@@ -23,3 +24,4 @@ pub use command::{
 };
 pub use error::{ServerError, WireError};
 pub use record::{MessageView, Record, RecordError, Relay, Verify};
+pub use run::{Batch, Run, Runs};

@@ -13,10 +13,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::blob::{
-    BATCH_HEADER_LEN, BatchChecksum, BatchHeader, FRAME_HEADER_LEN, Frame, frame_checksum,
-    renumber, renumbered_header,
-};
+use super::blob::{BATCH_HEADER_LEN, BatchChecksum, BatchHeader, Frame, renumber};
 use super::command::Polled;
 
 pub use super::build::{Message, build_record, encode_header};
@@ -63,9 +60,9 @@ pub struct MessageView<'a> {
 #[derive(Clone)]
 pub struct Relay {
     header: BatchHeader,
-    /// Header of the only frame, renumbered; `blob` is what follows it.
-    frame: Option<[u8; FRAME_HEADER_LEN]>,
     blob: Bytes,
+    /// Frames behind those of `blob`, from other buffers.
+    more: Vec<Bytes>,
     first_offset: u64,
 }
 
@@ -85,9 +82,16 @@ pub fn scan(records: &Bytes, verify: Verify) -> Result<Vec<Record>, RecordError>
     let mut at = 0;
     while at < records.len() {
         let expected = found.last().map_or(0, Record::next_offset);
-        let (record, end) = scan_one(records, at, expected, verify)?;
-        found.push(record);
-        at = end;
+        let checked = check(records, at, expected, verify)?;
+        at = checked.frames.end;
+        found.push(Record {
+            blob: records.slice(checked.frames.clone()),
+            base_offset: checked.header.base_offset,
+            origin_timestamp: checked.header.origin_timestamp,
+            first_delta: checked.first_delta,
+            count: checked.header.message_count,
+            last: checked.last,
+        });
     }
     Ok(found)
 }
@@ -174,28 +178,16 @@ impl Record {
             }
         }
     }
-    /// Bytes that [`Record::relay`] copies: all frames of a head-cut record, unless it is but one.
-    pub fn copied_len(&self) -> usize {
-        if self.is_head_cut() && self.count > 1 { self.blob.len() } else { 0 }
-    }
     /// Ready to send. Whole or tail-cut: new header, blob by reference. Head-cut: a renumbered
-    /// copy; of a single message only the frame header is copied, however large it is.
+    /// copy; what the mirror sends is renumbered where it lies, see [`super::run`].
     pub fn relay(&self) -> Relay {
         let header = BatchHeader {
             origin_timestamp: self.origin_timestamp,
             message_count: self.count,
             ..BatchHeader::default()
         };
-        if !self.is_head_cut() {
-            return Relay::seal(None, self.blob.clone(), header, self.first_offset());
-        }
-        match renumbered_header(&self.blob, 0).filter(|_| self.count == 1) {
-            Some(frame) => {
-                let rest = self.blob.slice(FRAME_HEADER_LEN..);
-                Relay::seal(Some(frame), rest, header, self.first_offset())
-            }
-            None => Relay::seal(None, self.renumbered(), header, self.first_offset()),
-        }
+        let blob = if self.is_head_cut() { self.renumbered() } else { self.blob.clone() };
+        Relay::seal(blob, header, self.first_offset())
     }
 
     fn renumbered(&self) -> Bytes {
@@ -240,7 +232,8 @@ impl Relay {
     /// Bytes of header and frames.
     #[expect(clippy::len_without_is_empty, reason = "a relay holds at least one message")]
     pub fn len(&self) -> usize {
-        Relay::length(self.frame.as_ref(), &self.blob)
+        let parts = [&self.blob].into_iter().chain(&self.more).map(Bytes::len);
+        parts.fold(BATCH_HEADER_LEN, usize::saturating_add)
     }
     /// Upstream offset of the first message; 0 for a record that was built, not polled.
     pub fn first_offset(&self) -> u64 {
@@ -250,15 +243,13 @@ impl Relay {
     pub fn header(&self) -> [u8; BATCH_HEADER_LEN] {
         self.header.bytes()
     }
-    /// What goes between header and blob: the only frame's header, if the record was one message
-    /// and head-cut; else nothing.
-    pub fn detached(&self) -> &[u8] {
-        self.frame.as_ref().map_or(&[], |frame| frame)
-    }
-    /// The frames, deltas 0, 1, 2 …, without what [`Relay::detached`] holds. The polled buffer
-    /// itself, unless [`Record::copied_len`] said otherwise.
+    /// The frames, deltas 0, 1, 2 …, or the first of them where [`Relay::more`] follow.
     pub fn blob(&self) -> &Bytes {
         &self.blob
+    }
+    /// Frames that follow [`Relay::blob`], from other buffers: those of a merged batch.
+    pub fn more(&self) -> &[Bytes] {
+        &self.more
     }
     /// The frames alone, to use their buffer again.
     pub fn into_blob(self) -> Bytes {
@@ -272,42 +263,39 @@ impl Relay {
             base_timestamp,
             ..self.header
         };
-        header.batch_checksum = Relay::checksum(&header, self.frame.as_ref(), &self.blob);
+        let mut sum = BatchChecksum::new(&header);
+        let parts = || [&self.blob].into_iter().chain(&self.more);
+        parts().for_each(|part| sum.add_all(part));
+        header.batch_checksum = sum.finish();
         let mut bytes = Vec::with_capacity(self.len());
         bytes.extend_from_slice(&header.bytes());
-        bytes.extend_from_slice(self.detached());
-        bytes.extend_from_slice(&self.blob);
+        parts().for_each(|part| bytes.extend_from_slice(part));
         Bytes::from(bytes)
     }
 
     /// A batch that was built, its header complete.
     pub(super) fn sealed(blob: Bytes, header: BatchHeader) -> Relay {
-        Relay { frame: None, blob, header, first_offset: 0 }
+        Relay { blob, more: Vec::new(), header, first_offset: 0 }
+    }
+
+    /// A merged batch, its header complete.
+    pub(super) fn merged(
+        blob: Bytes,
+        more: Vec<Bytes>,
+        header: BatchHeader,
+        first_offset: u64,
+    ) -> Relay {
+        Relay { blob, more, header, first_offset }
     }
 
     /// Fills in length and checksum.
-    pub(super) fn seal(
-        frame: Option<[u8; FRAME_HEADER_LEN]>,
-        blob: Bytes,
-        mut header: BatchHeader,
-        first_offset: u64,
-    ) -> Relay {
-        let length = Relay::length(frame.as_ref(), &blob);
+    pub(super) fn seal(blob: Bytes, mut header: BatchHeader, first_offset: u64) -> Relay {
+        let length = BATCH_HEADER_LEN.saturating_add(blob.len());
         header.batch_length = u64::try_from(length).unwrap_or(u64::MAX);
-        header.batch_checksum = Relay::checksum(&header, frame.as_ref(), &blob);
-        Relay { header, frame, blob, first_offset }
-    }
-
-    fn length(frame: Option<&[u8; FRAME_HEADER_LEN]>, blob: &Bytes) -> usize {
-        let detached = frame.map_or(0, |frame| frame.len());
-        BATCH_HEADER_LEN.saturating_add(detached).saturating_add(blob.len())
-    }
-
-    fn checksum(header: &BatchHeader, frame: Option<&[u8; FRAME_HEADER_LEN]>, blob: &[u8]) -> u64 {
-        let Some(frame) = frame else { return header.checksum_over(blob) };
-        let mut sum = BatchChecksum::new(header);
-        sum.add(frame_checksum(frame));
-        sum.finish()
+        let mut sum = BatchChecksum::new(&header);
+        sum.add_all(&blob);
+        header.batch_checksum = sum.finish();
+        Relay { header, blob, more: Vec::new(), first_offset }
     }
 }
 
@@ -325,13 +313,35 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// The record that begins at `at` and where it ends. `expected` names it if it is unreadable.
-fn scan_one(
-    records: &Bytes,
+/// A record that was checked where it lies.
+pub(super) struct Checked {
+    pub(super) header: BatchHeader,
+    /// Where its frames begin and end.
+    pub(super) frames: std::ops::Range<usize>,
+    pub(super) first_delta: u32,
+    /// Where the last frame begins, counted from the first.
+    pub(super) last: usize,
+}
+
+impl Checked {
+    /// Absolute offset of the first message.
+    pub(super) fn first_offset(&self) -> u64 {
+        self.header.base_offset.saturating_add(u64::from(self.first_delta))
+    }
+
+    /// Offset behind the last message.
+    pub(super) fn next_offset(&self) -> u64 {
+        self.first_offset().saturating_add(u64::from(self.header.message_count))
+    }
+}
+
+/// Checks the record that begins at `at`. `expected` names it if it is unreadable.
+pub(super) fn check(
+    records: &[u8],
     at: usize,
     expected: u64,
     verify: Verify,
-) -> Result<(Record, usize), RecordError> {
+) -> Result<Checked, RecordError> {
     let refuse = |offset, why: String| Err(RecordError { offset, why });
     let rest = records.get(at..).unwrap_or_default();
     let Some(h) = rest.first_chunk::<BATCH_HEADER_LEN>() else {
@@ -352,22 +362,14 @@ fn scan_one(
     if header.message_count == 0 {
         return refuse(base, "it holds no message".to_owned());
     }
-    let end = at.saturating_add(length);
-    let blob = records.slice(at.saturating_add(BATCH_HEADER_LEN)..end);
-    let (first_delta, last) = walk(&header, &blob, verify)?;
+    let frames = rest.get(BATCH_HEADER_LEN..length).unwrap_or_default();
+    let (first_delta, last) = walk(&header, frames, verify)?;
     let first = base.checked_add(u64::from(first_delta));
     if first.and_then(|f| f.checked_add(u64::from(header.message_count))).is_none() {
         return refuse(base, "its offsets pass the end of 64 bits".to_owned());
     }
-    let record = Record {
-        blob,
-        base_offset: base,
-        origin_timestamp: header.origin_timestamp,
-        first_delta,
-        count: header.message_count,
-        last,
-    };
-    Ok((record, end))
+    let frames = at.saturating_add(BATCH_HEADER_LEN)..at.saturating_add(length);
+    Ok(Checked { header, frames, first_delta, last })
 }
 
 /// One pass over the frames: first delta and position of the last frame.
@@ -511,31 +513,6 @@ mod tests {
         let after: Vec<_> = again.messages().map(strip).collect();
         assert_eq!(before, after);
         assert_eq!(one(&bytes).count(), 3, "the polled bytes are untouched");
-    }
-
-    #[test]
-    fn a_single_head_cut_message_is_renumbered_without_copying_it() {
-        let bytes = stored();
-        for (offset, nth) in [(101, 1), (102, 2)] {
-            let rest = one(&bytes).from_offset(offset).unwrap();
-            assert_eq!(rest.copied_len() > 0, rest.count() > 1);
-            let cut = rest.truncated(1);
-            assert_eq!((cut.count(), cut.copied_len()), (1, 0));
-            let relay = cut.relay();
-            let whole = one(&bytes);
-            let (at, frame) = whole.frames().nth(nth).unwrap();
-            let behind_header = &bytes[BATCH_HEADER_LEN + at + FRAME_HEADER_LEN..];
-            assert_eq!(relay.blob().as_ptr(), behind_header.as_ptr(), "the polled buffer itself");
-            assert_eq!(relay.detached().len(), FRAME_HEADER_LEN);
-            assert_eq!(relay.len(), cut.len());
-            // The same bytes as the copy would be.
-            let copy = Relay::seal(None, cut.renumbered(), relay.header, offset);
-            assert_eq!(copy.stored(3, 9, 1), relay.stored(3, 9, 1));
-            let again = one(&relay.stored(3, 9, 1));
-            assert_eq!(again.messages().next().unwrap().payload, frame.payload);
-        }
-        assert_eq!(one(&bytes).copied_len(), 0);
-        assert!(one(&bytes).relay().detached().is_empty());
     }
 
     #[test]

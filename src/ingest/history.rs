@@ -19,12 +19,6 @@ pub fn fingerprint(message: &MessageView<'_>) -> Fingerprint {
     }
 }
 
-/// Fingerprint of a record's last message, with its offset.
-pub fn fingerprint_of_last(record: &Record) -> (u64, Fingerprint) {
-    let message = record.last();
-    (message.offset, fingerprint(&message))
-}
-
 /// Next offset the log will give out, as far as a reply without messages tells: 0 when the
 /// reply says 0, which means "empty" or "one message at offset 0".
 pub fn end_of_empty_reply(polled: &Polled) -> u64 {
@@ -41,12 +35,4 @@ pub fn end_of_log_read(polled: &Polled, cursor: u64) -> u64 {
 /// Next offset the log will give out, from a reply that carries messages.
 pub fn end_of_reply(polled: &Polled, last: &Record) -> u64 {
     polled.current_offset.saturating_add(1).max(last.next_offset())
-}
-
-/// First offset between two records that neither holds, if there is one.
-pub fn first_hole(records: &[Record]) -> Option<usize> {
-    records
-        .windows(2)
-        .position(|pair| pair[0].next_offset() != pair[1].first_offset())
-        .map(|index| index + 1)
 }

@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
-use super::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last, first_hole};
+use super::history::{end_of_log_read, fingerprint};
 use super::{Mode, Source};
 use crate::batch::Fingerprint;
-use crate::iggy_wire::{PollFrom, Polled, Record, RecordError, Verify};
+use crate::iggy_wire::{PollFrom, Polled, RecordError, Run, Verify};
 use crate::time::Millis;
 
 /// Longest pause between two polls of an idle partition.
@@ -44,8 +44,8 @@ pub struct Ask {
 /// What a reply meant.
 #[derive(Debug)]
 pub enum Outcome {
-    /// New records in order, at least one.
-    Records(Vec<Record>),
+    /// New records in order.
+    Records(Box<Run>),
     /// Caught up.
     Idle,
     /// The log is empty or shorter than it was, or answers nothing where messages are: it may be
@@ -239,7 +239,7 @@ impl Reader {
     }
 
     /// A reply. Every outcome but [`Outcome::Records`] leaves the cursor where it was.
-    pub fn replied(&mut self, now: Millis, polled: &Polled) -> Outcome {
+    pub fn replied(&mut self, now: Millis, mut polled: Polled) -> Outcome {
         let Some(ask) = self.asked.take() else {
             return Outcome::Wrong("a reply to a poll that was not asked".into());
         };
@@ -247,17 +247,17 @@ impl Reader {
             return Outcome::Wrong("a reply to another kind of poll".into());
         };
         self.replied_at = now;
-        let records = match polled.scan(self.verify) {
-            Ok(records) => records,
+        let size = polled.records.len() as u64;
+        let run = match polled.take_run(self.verify) {
+            Ok(run) => run,
             Err(error) => return Outcome::Bad(error),
         };
-        let Some(last) = records.last() else {
-            return self.replied_empty(now, asked, polled);
+        let Some(run) = run else {
+            return self.replied_empty(now, asked, &polled);
         };
-        self.end = end_of_reply(polled, last);
-        let size = polled.records.len() as u64;
-        match self.accept(asked, records) {
-            Ok((records, proven)) => self.advance(now, ask, polled, records, proven, size),
+        self.end = polled.current_offset.saturating_add(1).max(run.next_offset());
+        match self.accept(asked, run) {
+            Ok((run, proven)) => self.advance(now, ask, polled.count, run, proven, size),
             Err(outcome) => outcome,
         }
     }
@@ -287,27 +287,23 @@ impl Reader {
         ))
     }
 
-    /// Checks the shape of a reply and cuts off the message that proves the history.
-    fn accept(&self, asked: u64, mut records: Vec<Record>) -> Result<(Vec<Record>, bool), Outcome> {
-        let first = records.first().map_or(asked, Record::first_offset);
+    /// Checks the shape of a reply and cuts off the message that proves the history. What stands
+    /// before a hole is good; the hole itself meets the next poll.
+    fn accept(&self, asked: u64, run: Run) -> Result<(Option<Run>, bool), Outcome> {
+        let first = run.first_offset();
         if first < asked {
             return Err(Outcome::Wrong(format!("asked for offset {asked}, got {first}")));
         }
         if first > asked {
             return Err(Outcome::Jump { found: first });
         }
-        if let Some(hole) = first_hole(&records) {
-            // What stands before the hole is good; the hole itself meets the next poll.
-            records.truncate(hole);
-        }
         if asked == self.cursor {
-            return Ok((records, false));
+            return Ok((Some(run), false));
         }
         let Some(expected) = self.last else {
             return Err(Outcome::Wrong(format!("asked {asked} without a message to compare")));
         };
-        let seen = records.first().and_then(|record| record.messages().next());
-        let seen = seen.map(|message| fingerprint(&message));
+        let seen = run.first().map(|message| fingerprint(&message));
         if seen != Some(expected) {
             return Err(Outcome::OtherHistory(format!(
                 "offset {asked} holds another message than the one read there: expected \
@@ -316,16 +312,15 @@ impl Reader {
                 seen.map_or_else(|| "none".to_owned(), |seen| seen.to_string())
             )));
         }
-        let kept = records.into_iter().filter_map(|r| r.from_offset(self.cursor)).collect();
-        Ok((kept, true))
+        Ok((run.from_offset(self.cursor), true))
     }
 
     fn advance(
         &mut self,
         now: Millis,
         ask: Ask,
-        polled: &Polled,
-        mut records: Vec<Record>,
+        count: u32,
+        run: Option<Run>,
         proven: bool,
         size: u64,
     ) -> Outcome {
@@ -333,13 +328,13 @@ impl Reader {
         if proven {
             self.prove = false;
         }
-        self.learn(polled.count, size);
+        self.learn(count, size);
         // All that was asked for came and there is more: the last record may be cut.
-        let cut = polled.count >= ask.count && self.end > self.cursor + records_len(&records);
-        if cut {
-            drop_cut_record(&mut records, !self.idle.is_zero());
-        }
-        let Some(last) = records.last() else {
+        let until = run.as_ref().map_or(self.cursor, Run::next_offset);
+        let cut = count >= ask.count && self.end > until;
+        let probing = !self.idle.is_zero();
+        let run = if cut { run.and_then(|run| drop_cut_record(run, probing)) } else { run };
+        let Some(run) = run else {
             if self.end > self.cursor {
                 // Only the proof, or only a piece of a record: ask again, for more.
                 self.count = self.count.max(2).saturating_mul(4).min(COUNT_MOST);
@@ -350,15 +345,14 @@ impl Reader {
             self.pause(now);
             return Outcome::Idle;
         };
-        let (offset, last) = fingerprint_of_last(last);
-        self.cursor = offset + 1;
-        self.last = Some(last);
+        self.cursor = run.next_offset();
+        self.last = run.last().map(|last| fingerprint(&last));
         self.ahead = false;
         self.wake();
-        if polled.count >= ask.count {
+        if count >= ask.count {
             self.count = self.count.saturating_mul(4).min(COUNT_MOST);
         }
-        Outcome::Records(records)
+        Outcome::Records(Box::new(run))
     }
 
     fn learn(&mut self, messages: u32, size: u64) {
@@ -383,17 +377,11 @@ impl Reader {
     }
 }
 
-fn records_len(records: &[Record]) -> u64 {
-    records.iter().map(|record| u64::from(record.count())).sum()
-}
-
 /// Drops the last record where that costs less than renumbering its rest: it will come whole
 /// with the next poll. `probing`: an idle poll asked for one message only to see whether there
 /// is any.
-fn drop_cut_record(records: &mut Vec<Record>, probing: bool) {
-    let Some(last) = records.last() else { return };
-    let rest: usize = records.iter().map(Record::len).sum::<usize>() - last.len();
-    if (probing && records.len() == 1) || last.len() * 4 <= rest {
-        records.pop();
-    }
+fn drop_cut_record(run: Run, probing: bool) -> Option<Run> {
+    let (last, rest) = run.last_and_rest();
+    let is_alone = rest == 0;
+    if (probing && is_alone) || (last * 4 <= rest) { run.without_last() } else { Some(run) }
 }

@@ -71,11 +71,10 @@ impl Inside {
             return None;
         }
         let watching = self.tally.0.is_watching();
-        let tail = request.tail.as_deref().unwrap_or_default();
         let mut body = request.head[HEADER_SIZE..].to_vec();
-        let beyond = if watching { 0 } else { tail.len() };
+        let beyond = if watching { 0 } else { request.len() - request.head.len() };
         if watching {
-            body.extend_from_slice(tail);
+            request.parts().skip(1).for_each(|part| body.extend_from_slice(part));
         }
         let inbound = Inbound::counted(RequestHead::read(header), body, beyond);
         let batch = inbound.batch();
@@ -111,8 +110,7 @@ mod tests {
     fn over_tcp(server: &Server) -> Road<'_> {
         let mut socket = TcpStream::connect(server.address()).expect("a connection");
         Box::new(move |request| {
-            socket.write_all(&request.head).expect("written");
-            socket.write_all(request.tail.as_deref().unwrap_or_default()).expect("written");
+            request.parts().for_each(|part| socket.write_all(part).expect("written"));
             let mut header = vec![0; HEADER_SIZE];
             socket.read_exact(&mut header).expect("a header");
             let size: [u8; 4] = header[48..52].try_into().expect("four bytes");
@@ -238,9 +236,10 @@ mod tests {
         let (mut broker, _) = inside();
         let connection = broker.connect();
         let login = encoded_login();
-        let short = Outgoing { head: login.head.slice(..200), tail: None };
+        let of = |head| Outgoing { head, tail: None, more: Vec::new() };
+        let short = of(login.head.slice(..200));
         assert!(broker.exchange(connection, &short).is_none());
-        let cut = Outgoing { head: login.head.slice(..login.head.len() - 1), tail: None };
+        let cut = of(login.head.slice(..login.head.len() - 1));
         assert!(broker.exchange(connection, &cut).is_none());
         assert!(broker.exchange(connection, &login).is_some());
     }

@@ -2,6 +2,7 @@
 //! admin thread, never shared memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::batch::{FeedId, Gap, Repeat, SourceKey, TopicName};
 pub use crate::fanout::admission::Reason as Rejection;
@@ -195,6 +196,12 @@ pub struct FeedSnapshot {
     pub downstream_node: Option<Arc<str>>,
     /// Addresses that the destination's nodes name and that lead to another cluster.
     pub foreign_nodes: Vec<ForeignNode>,
+    /// Sends that were acked, since this start.
+    pub sends: u64,
+    /// Upstream records that they carried, whole or in part.
+    pub sent_records: u64,
+    /// Shortest way to the destination and back since it was connected to, in whole milliseconds.
+    pub round_trip: Option<Duration>,
 }
 
 /// What the control thread found about a source, or one topic of it, that no feed can say: the

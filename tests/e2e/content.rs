@@ -124,6 +124,28 @@ fn equal_messages_with_id_0_are_neither_merged_nor_repeated_h07() {
 }
 
 #[test]
+fn single_messages_are_copied_many_at_a_time_m16() {
+    let rig = Rig::new(&Pair::start(), 2);
+    for number in 0..2_000 {
+        rig.write(u32::try_from(number % 2).unwrap(), number / 2..number / 2 + 1);
+    }
+    let mut daemon = rig.start();
+    rig.copied(&mut daemon);
+    let counters = eventually(limit(), "the figures", || {
+        let (_, metrics) = daemon.get("/metrics").ok()?;
+        let of = |name: &str| -> Option<u64> {
+            let line = metrics.lines().find(|line| line.starts_with(name))?;
+            line.rsplit(' ').next()?.parse().ok()
+        };
+        let records = of("tidegate_mirror_sent_records_total")?;
+        (records == 2_000).then_some((of("tidegate_mirror_sends_total")?, records))
+    });
+    assert!(counters.1 / counters.0 >= 20, "{} records in {} sends", counters.1, counters.0);
+    daemon.stop();
+    rig.assert_exact();
+}
+
+#[test]
 fn empty_confirmations_are_looked_up_not_believed_h07() {
     let test = "empty_confirmations_are_looked_up_not_believed_h07";
     let Some(brokers) = loopbacks(test) else { return };

@@ -5,6 +5,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests own their files, sockets and clock")]
 
+mod heap;
+mod merge;
 mod nodes;
 mod outages;
 mod random;
@@ -20,6 +22,9 @@ use tidegate::loopback::{Fault, Scope, Times};
 use tidegate::shard::event::{FromControl, SaveError, ToControl};
 use tidegate::shard::snapshot::Status;
 use world::World;
+
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -47,9 +47,13 @@ impl Story {
                 let partition = rng.u32(0..partitions);
                 let from = self.written[partition as usize];
                 let count = rng.u64(1..60);
-                w.write(true, partition, from, count);
+                // In one record, or in many that may be merged.
+                let size = [count, 1, rng.u64(1..10)][rng.usize(0..3)];
+                for first in (from..from + count).step_by(usize::try_from(size).unwrap()) {
+                    w.write(true, partition, first, size.min(from + count - first));
+                }
                 self.written[partition as usize] += count;
-                format!("write {count} to {partition}")
+                format!("write {count} to {partition}, {size} a record")
             }
             6 => {
                 let fault = match rng.u32(0..7) {
@@ -233,6 +237,7 @@ fn live(seed: u64, nodes: bool) -> usize {
     let mut w = if nodes { cluster_world(seed) } else { world_with(plan, partitions) };
     let rng = fastrand::Rng::with_seed(seed);
     let mut story = Story { rng, nodes, written: vec![0; partitions as usize], told: Vec::new() };
+    w.latency = [1, 0, 1, 40][usize::try_from(seed / 3 % 4).unwrap()];
     w.start(partitions);
     for _ in 0..story.rng.u32(5..60) {
         story.step(&mut w);

@@ -23,6 +23,8 @@ use tidegate::shard::snapshot::FeedSnapshot;
 use tidegate::statefile::{FeedState, format};
 use tidegate::time::{Millis, Now, UnixMicros};
 
+use crate::heap;
+
 /// Wall time at virtual 0.
 const EPOCH: u64 = 1_700_000_000_000_000;
 /// The shard's part of `max_buffered_bytes`, where a test does not say another one.
@@ -46,7 +48,7 @@ struct Link {
     transport: u64,
     tickets: HashMap<u64, Asked>,
     /// A send that timed out: the connection is ending and may still write it.
-    dying: Option<Bytes>,
+    dying: Option<Vec<Bytes>>,
 }
 
 /// A request without a reply.
@@ -54,7 +56,7 @@ struct Asked {
     ticket: Ticket,
     limit: u32,
     /// What a send holds in memory until it is answered; `None` for a read.
-    sends: Option<Bytes>,
+    sends: Option<Vec<Bytes>>,
 }
 
 /// Bytes in memory, as the outside sees them.
@@ -99,6 +101,10 @@ pub struct World {
     pub save_errors: Vec<SaveError>,
     /// How long a save takes, milliseconds.
     pub save_takes: u64,
+    /// How long a reply takes, milliseconds; 0 for less than one.
+    pub latency: u64,
+    /// The destination never takes, nor answers, a send with these bytes in it.
+    pub poison: Option<&'static [u8]>,
     /// Somebody else writes to the destination: its end says nothing about ours.
     pub foreign: bool,
     pub plan: Arc<MirrorPlan>,
@@ -122,13 +128,10 @@ pub struct World {
     polled: u64,
     /// This shard's part of `max_buffered_bytes`; takes effect with the next start.
     pub limit: u64,
-    /// Bodies of replies that may still be referred to.
-    bodies: Vec<Bytes>,
     pub memory: Memory,
-    /// Most at any moment: lent from the reserve, waiting for it, in copies.
+    /// Most at any moment: lent from the reserve, waiting for it.
     pub most_lent: u64,
     pub most_waiting: usize,
-    pub most_copied: u64,
     asked: Questions,
     /// Replies that wait for a release.
     held: Vec<(ConnId, u64, Frame)>,
@@ -138,6 +141,7 @@ pub struct World {
 
 impl World {
     pub fn new(plan: MirrorPlan) -> World {
+        heap::watch_nothing();
         let broker = |cluster: &ClusterPlan| Broker {
             core: Core::new(Settings::default()),
             up: true,
@@ -151,6 +155,8 @@ impl World {
             disk: BTreeMap::new(),
             save_errors: Vec::new(),
             save_takes: 2,
+            latency: 1,
+            poison: None,
             foreign: false,
             plan: Arc::new(plan),
             to_control: Vec::new(),
@@ -169,10 +175,8 @@ impl World {
             seed: 1,
             polled: 0,
             limit: LIMIT,
-            bodies: Vec::new(),
             most_lent: 0,
             most_waiting: 0,
-            most_copied: 0,
             most_dying: 0,
             memory: Memory::default(),
             asked: Questions::default(),
@@ -482,7 +486,8 @@ impl World {
                 return true;
             }
             let next_due = self.due.keys().next().map_or(u64::MAX, |(at, _)| *at);
-            let next = self.wake.min(next_due).max(self.now + 1);
+            // Without latency several turns happen within a millisecond.
+            let next = self.wake.min(next_due).max(self.now + self.latency.min(1));
             if next > end {
                 self.now = end;
                 return false;
@@ -517,25 +522,21 @@ impl World {
         let (lent, waiting) = self.pipeline.reserve();
         assert!(lent <= SHARD_RESERVE, "{lent} bytes of the reserve are lent");
         assert!(waiting <= 2 * self.feeds.len(), "{waiting} wait for the reserve");
-        self.bodies.retain(|body| !body.is_unique());
         let reads = |asked: &&Asked| asked.sends.is_none();
         let outstanding = || self.links.values().flat_map(|link| link.tickets.values());
-        let is_reply = |sent: &Bytes| {
-            self.bodies.iter().any(|body| body.as_ptr_range().contains(&sent.as_ptr()))
-        };
-        let copied = |sent: &&Bytes| !sent.is_empty() && !is_reply(sent);
+        let copied = |sent: &&Bytes| !sent.is_empty() && !heap::is_watched(sent);
         let dying = || self.links.values().filter_map(|link| link.dying.as_ref());
         let sends = outstanding().filter_map(|asked| asked.sends.as_ref()).chain(dying());
         let memory = Memory {
             asked: outstanding().filter(reads).map(|asked| u64::from(asked.limit)).sum(),
-            replies: self.bodies.iter().map(|body| body.len() as u64).sum(),
-            copies: sends.filter(copied).map(|sent| sent.len() as u64).sum(),
+            replies: heap::watched_bytes(),
+            copies: sends.flatten().filter(copied).map(|sent| sent.len() as u64).sum(),
         };
         let slot = if self.large_held.is_some() { LARGE_SLOT } else { 0 };
         let (held, limit) = self.pipeline.buffered();
         assert!(held <= limit + slot, "{held} bytes are held, {limit} allowed");
         assert!(memory.total() <= held, "{held} bytes are held, there are {memory:?}");
-        assert!(memory.copies <= lent, "{lent} bytes are lent, there are {memory:?}");
+        assert_eq!(memory.copies, 0, "a send lies in the buffers of its replies: {memory:?}");
         let is_quiet = self.events.is_empty() && outstanding().count() + dying().count() == 0;
         // A feed that looks for its node keeps its loan while the node is dialled.
         let dialling = if self.down.node_up.len() > 1 { lent } else { 0 };
@@ -543,10 +544,9 @@ impl World {
             let most = slot + dialling;
             assert!(held <= most, "{held} bytes are held, nothing is in memory or asked for");
         }
-        self.most_dying = self.most_dying.max(dying().map(Bytes::len).sum());
+        self.most_dying = self.most_dying.max(dying().flatten().map(Bytes::len).sum());
         self.most_lent = self.most_lent.max(lent);
         self.most_waiting = self.most_waiting.max(waiting);
-        self.most_copied = self.most_copied.max(memory.copies);
         self.memory = memory;
     }
 
@@ -607,9 +607,7 @@ impl World {
             }
         }
         let body = Bytes::copy_from_slice(&bytes[256..]);
-        if !body.is_empty() {
-            self.bodies.push(body.clone());
-        }
+        heap::watch(&body);
         match link.session.on_reply(&incoming, body).expect("reply") {
             Delivery::LoggedIn { server_version, .. } => {
                 let address = link.address.clone();
@@ -739,7 +737,7 @@ impl World {
         };
         let (number, outgoing) = link.session.request(request).expect("request");
         let sends = match request {
-            Request::Send { record, .. } => Some(record.blob().clone()),
+            Request::Send { .. } => Some(outgoing.parts().skip(1).cloned().collect()),
             _ => None,
         };
         if let Request::Send { to: SendTo::Partition(partition), record, .. } = request {
@@ -757,7 +755,11 @@ impl World {
         let transport = link.transport;
         let millis = u64::try_from(t.as_millis()).unwrap();
         self.later(millis, Due::Expired { conn, transport, number });
-        self.submit(conn, &frame_of(&outgoing));
+        let frame = frame_of(&outgoing);
+        let holds = |poison: &[u8]| frame.windows(poison.len()).any(|bytes| bytes == poison);
+        if !matches!(request, Request::Send { .. }) || !self.poison.is_some_and(holds) {
+            self.submit(conn, &frame);
+        }
     }
 
     /// What is on disk must lead to the message about to be sent, whether the send is applied or
@@ -784,7 +786,7 @@ impl World {
         for effect in core.handle(transport, inbound(bytes), wall) {
             match effect {
                 Effect::Reply(frame, How::Now | How::Trickle(..)) => {
-                    self.later(1, Due::Frame { conn, transport, frame });
+                    self.later(self.latency, Due::Frame { conn, transport, frame });
                 }
                 Effect::Reply(frame, How::After(delay)) => {
                     let millis = u64::try_from(delay.as_millis()).unwrap();
@@ -829,9 +831,7 @@ fn iggy() -> Credentials {
 }
 
 fn frame_of(outgoing: &tidegate::iggy_wire::session::Outgoing) -> Vec<u8> {
-    let mut bytes = outgoing.head.to_vec();
-    bytes.extend_from_slice(outgoing.tail.as_deref().unwrap_or_default());
-    bytes
+    outgoing.parts().flat_map(|part| part.iter().copied()).collect()
 }
 
 fn inbound(bytes: &[u8]) -> Inbound {

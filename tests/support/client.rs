@@ -93,11 +93,7 @@ impl Client {
     }
 
     fn write(&mut self, outgoing: &Outgoing) -> io::Result<()> {
-        self.socket.write_all(&outgoing.head)?;
-        match &outgoing.tail {
-            Some(tail) => self.socket.write_all(tail),
-            None => Ok(()),
-        }
+        outgoing.parts().try_for_each(|part| self.socket.write_all(part))
     }
 
     fn read(&mut self) -> io::Result<Delivery> {

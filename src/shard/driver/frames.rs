@@ -60,7 +60,7 @@ impl WriteBatch {
         self.iov.clear();
         let mut skip = self.skip;
         for frame in &self.frames {
-            for part in [Some(&frame.bytes.head), frame.bytes.tail.as_ref()].into_iter().flatten() {
+            for part in frame.bytes.parts() {
                 let skipped = skip.min(part.len());
                 skip -= skipped;
                 let rest = &part[skipped..];
@@ -108,8 +108,8 @@ mod tests {
     use super::*;
 
     fn frame(number: u64, head: &'static [u8], tail: Option<&'static [u8]>) -> Frame {
-        let tail = tail.map(Bytes::from_static);
-        Frame { number, bytes: Outgoing { head: Bytes::from_static(head), tail } }
+        let (head, tail) = (Bytes::from_static(head), tail.map(Bytes::from_static));
+        Frame { number, bytes: Outgoing { head, tail, more: Vec::new() } }
     }
 
     fn pointed(batch: &mut WriteBatch) -> Vec<u8> {
@@ -125,7 +125,9 @@ mod tests {
     fn any_split_into_partial_writes_gives_the_same_bytes() {
         for step in 1..=12 {
             let mut queue = VecDeque::from([frame(1, b"abc", Some(b"de")), frame(2, b"fg", None)]);
-            queue.push_back(frame(3, b"hi", Some(b"jklm")));
+            let mut merged = frame(3, b"hi", Some(b"j"));
+            merged.bytes.more = vec![Bytes::from_static(b"k"), Bytes::from_static(b"lm")];
+            queue.push_back(merged);
             let mut batch = WriteBatch::default();
             batch.fill_from(&mut queue);
             let (mut out, mut done) = (Vec::new(), Vec::new());

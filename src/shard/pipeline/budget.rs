@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! polls  ≤ limit − SHARD_RESERVE   shares, and a pool for feeds whose destination moves
-//! reserve ≤ SHARD_RESERVE          questions and renumbered copies, see [`super::reserve`]
+//! reserve ≤ SHARD_RESERVE          questions, see [`super::reserve`]
 //! slot   ≤ LARGE_SLOT, outside     one message at a time, of one feed of the whole daemon
 //! ```
 //!

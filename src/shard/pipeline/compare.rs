@@ -9,8 +9,8 @@
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
 use crate::batch::{Fingerprint, target};
-use crate::iggy_wire::{PollFrom, Polled, Record};
-use crate::ingest::history::{end_of_log_read, end_of_reply, fingerprint, fingerprint_of_last};
+use crate::iggy_wire::{Batch, PollFrom, Polled, Record};
+use crate::ingest::history::{end_of_log_read, end_of_reply, fingerprint};
 use crate::shard::reason;
 use crate::statefile::LastMessage;
 
@@ -282,10 +282,10 @@ impl Feed {
     }
 }
 
-/// Fingerprint and offset of the last message of an acked record.
-pub(super) fn last_message(record: &Record) -> LastMessage {
-    let (offset, fingerprint) = fingerprint_of_last(record);
-    LastMessage { offset, fingerprint }
+/// Fingerprint and offset of the last message of an acked batch.
+pub(super) fn last_message(batch: &Batch) -> Option<LastMessage> {
+    let last = batch.last()?;
+    Some(LastMessage { offset: last.offset, fingerprint: fingerprint(&last) })
 }
 
 /// Payload and headers of a message, bytes.

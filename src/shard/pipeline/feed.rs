@@ -14,6 +14,7 @@ use super::locate::Found;
 use super::resume::LOOK_AGAIN;
 use super::search::{Search, Searching};
 use super::strangers::Strangers;
+use super::trip::Trip;
 use super::watch::{ASLEEP, BLIND_AFTER};
 use crate::batch::{OffsetMap, TopicName};
 use crate::commit::lane::Lane;
@@ -194,6 +195,8 @@ pub(super) struct Feed {
     pub strangers: Strangers,
     /// The next resume begins at a configured address.
     pub goes_home: bool,
+    /// The way to the destination, and what went there.
+    pub trip: Trip,
 }
 
 impl Feed {
@@ -261,6 +264,7 @@ impl Feed {
             search: Search::default(),
             strangers: Strangers::default(),
             goes_home: false,
+            trip: Trip::default(),
             entry,
             spec,
         };
@@ -369,6 +373,7 @@ impl Feed {
     /// Asks a side for something.
     pub fn request(&mut self, ctx: &mut Ctx<'_>, request: Request, purpose: Purpose, limit: u64) {
         self.outstanding += 1;
+        self.trip.asked(purpose, ctx.now.mono);
         let waiter = Waiter { feed: self.spec.id, round: self.round, purpose };
         ctx.conns.request(self.conn_for(purpose), request, limit, waiter, ctx.out);
     }
@@ -503,6 +508,9 @@ impl Feed {
         } else if !matches!(self.stage, Stage::Closing { .. } | Stage::Held { .. }) {
             self.restart_resume(ctx);
         }
+        if conn == self.down {
+            self.trip.forget();
+        }
         if conn == self.down && !ours {
             self.leave_node(ctx);
         }
@@ -543,6 +551,9 @@ impl Feed {
             upstream_node: node(self.up),
             downstream_node: node(self.down),
             foreign_nodes: self.strangers.shown(),
+            sends: self.trip.sends,
+            sent_records: self.trip.records,
+            round_trip: self.trip.least(),
         }
     }
 

@@ -11,8 +11,7 @@ use super::conns::Purpose;
 use super::feed::{Ctx, Feed, Stage};
 use super::reserve::Use;
 use super::resume::TOPIC_REPLY;
-use crate::iggy_wire::Reply;
-use crate::shard::event::{Command, Failure, ToControl};
+use crate::shard::event::{Command, ToControl};
 
 /// Slack on top of the compared bytes for headers of records.
 const COMPARE_SLACK: u64 = 64 * 1024;
@@ -53,31 +52,16 @@ impl Feed {
         ctx.budget.reserve.give_back(self.spec.id, Use::Question);
     }
 
-    /// Nothing is sent for now: others shall not wait for a copy that is not made.
-    pub(super) fn return_unused_copy(&mut self, ctx: &mut Ctx<'_>) {
-        if !self.writer.is_waiting() && !ctx.conns.is_closing(self.down) {
-            ctx.budget.reserve.give_back(self.spec.id, Use::Renumber);
-        }
-    }
-
     /// Largest reply of a comparison: a part of the reserve, or the daemon-wide slot.
     pub(super) fn compare_limit(&self) -> u64 {
         if self.large == LargeSlot::Held { LARGE_SLOT } else { QUESTION_BYTES }
     }
 
     /// A request of this feed has ended, in this round or an earlier one.
-    pub(super) fn request_ended(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        purpose: Purpose,
-        result: &Result<Reply, Failure>,
-    ) {
+    pub(super) fn request_ended(&mut self, ctx: &mut Ctx<'_>, purpose: Purpose) {
         assert!(self.outstanding > 0, "more replies than requests: {purpose:?}");
         self.outstanding -= 1;
         match purpose {
-            // Its connection ends, and holds the copy until then.
-            Purpose::Send if matches!(result, Err(Failure::TimedOut)) => {}
-            Purpose::Send => ctx.budget.reserve.give_back(self.spec.id, Use::Renumber),
             Purpose::Identity | Purpose::Earliest => self.return_question(ctx),
             // Asked beside polls; a resume keeps its loan.
             Purpose::UpstreamRoster if matches!(self.stage, Stage::Streaming) => {
@@ -91,9 +75,6 @@ impl Feed {
     /// Forgets what is queued and asked. A send that is still outstanding becomes an unknown
     /// outcome: its connection ends, and the destination is looked at after `settle` (G5, M6).
     pub fn drop_buffers(&mut self, ctx: &mut Ctx<'_>) {
-        if !self.leaving {
-            self.return_unused_copy(ctx);
-        }
         if self.writer.is_waiting() {
             self.unknown(ctx, false);
         }
@@ -115,7 +96,6 @@ impl Feed {
         self.leaving = false;
         ctx.budget.release(&mut self.holding);
         self.return_question(ctx);
-        ctx.budget.reserve.give_back(self.spec.id, Use::Renumber);
         self.release_slot(ctx);
     }
 

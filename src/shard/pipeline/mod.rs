@@ -24,6 +24,7 @@ mod resume;
 mod search;
 mod strangers;
 mod stream;
+mod trip;
 mod watch;
 
 use std::cmp::Reverse;
@@ -346,7 +347,7 @@ impl Pipeline {
             }
             Purpose::Roster | Purpose::UpstreamRoster => {
                 self.with_feed(now, waiter.feed, out, |feed, ctx| {
-                    feed.request_ended(ctx, waiter.purpose, &result);
+                    feed.request_ended(ctx, waiter.purpose);
                     feed.let_go(ctx);
                 });
                 return self.rostered(now, conn, result, out);
@@ -361,7 +362,7 @@ impl Pipeline {
             _ => {}
         }
         self.with_feed(now, waiter.feed, out, |feed, ctx| {
-            feed.request_ended(ctx, waiter.purpose, &result);
+            feed.request_ended(ctx, waiter.purpose);
             if feed.round == waiter.round && !feed.is_ended() {
                 answer(feed, ctx, conn, waiter.purpose, result);
             }
@@ -519,6 +520,7 @@ fn answer(
 ) {
     if result.is_ok() {
         ctx.conns.proven(conn);
+        feed.trip.heard(purpose, ctx.now.mono);
     }
     match (purpose, result) {
         (Purpose::UpstreamTopic, Ok(Reply::Topic(info))) => feed.upstream_topic(ctx, info),
@@ -537,7 +539,7 @@ fn answer(
         }
         (Purpose::CompareSaved, Ok(Reply::Polled(polled))) => feed.compare_saved(ctx, &polled),
         (Purpose::Earliest, Ok(Reply::Polled(polled))) => feed.earliest(ctx, &polled),
-        (Purpose::Poll, Ok(Reply::Polled(polled))) => feed.polled(ctx, &polled),
+        (Purpose::Poll, Ok(Reply::Polled(polled))) => feed.polled(ctx, polled),
         (Purpose::Send, Ok(Reply::Sent { base_offset })) => feed.sent(ctx, base_offset),
         (Purpose::Send, Ok(_)) => {
             feed.send_failed(ctx, &Failure::Malformed("another kind of reply".into()));

@@ -1,5 +1,5 @@
 //! The fixed reserve of one shard (G6): bytes that polls can never take, lent for the questions
-//! of a resume, for questions beside polls and for renumbered copies.
+//! of a resume and for questions beside polls.
 //!
 //! ```text
 //! borrow ─┬─ it fits and nobody waits ─▶ lent ─▶ given back ─▶ lent to the first in line
@@ -16,17 +16,11 @@ use std::collections::{BTreeMap, HashMap};
 use crate::batch::FeedId;
 use crate::config::budget::SHARD_RESERVE;
 
-/// Largest renumbered copy: four at once, so that sends to a slow destination leave room for
-/// the others. A longer record goes out in pieces.
-pub const RENUMBER_MOST: u64 = SHARD_RESERVE / 4;
-
 /// What a part of the reserve is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
     /// Replies of a resume, or of a question beside polls.
     Question,
-    /// A renumbered copy on its way out.
-    Renumber,
     /// The reply of a look for idle partitions.
     Watch,
     /// The reply of a look for partitions that do not poll.
@@ -195,7 +189,7 @@ mod tests {
     fn a_small_wish_never_passes_a_large_one() {
         let mut reserve = Reserve::default();
         assert!(reserve.borrow(FeedId(1), Use::Question, 5 * MIB));
-        assert!(!reserve.borrow(FeedId(2), Use::Renumber, 4 * MIB));
+        assert!(!reserve.borrow(FeedId(2), Use::Look, 4 * MIB));
         assert!(!reserve.borrow(FeedId(3), Use::Question, 1));
         assert!(!reserve.borrow_now(FeedId(4), Use::Watch, 1), "what cannot wait does not pass");
         reserve.give_back(FeedId(1), Use::Question);
@@ -222,26 +216,25 @@ mod tests {
     fn leaving_the_front_lets_the_next_in() {
         let mut reserve = Reserve::default();
         assert!(reserve.borrow(FeedId(0), Use::Question, 7 * MIB));
-        assert!(!reserve.borrow(FeedId(1), Use::Renumber, 2 * MIB));
+        assert!(!reserve.borrow(FeedId(1), Use::Look, 2 * MIB));
         assert!(!reserve.borrow(FeedId(2), Use::Question, MIB));
-        reserve.give_back(FeedId(1), Use::Renumber);
+        reserve.give_back(FeedId(1), Use::Look);
         assert_eq!(granted(&mut reserve), [2]);
         assert_eq!(reserve.lent(), 8 * MIB);
         audit(&reserve);
-        reserve.give_back(FeedId(1), Use::Renumber);
+        reserve.give_back(FeedId(1), Use::Look);
         assert_eq!(reserve.lent(), 8 * MIB, "nothing to give back");
     }
 
     #[test]
     fn uses_of_one_feed_are_counted_apart() {
         let mut reserve = Reserve::default();
-        let uses = [Use::Question, Use::Renumber, Use::Watch, Use::Look];
+        let uses = [Use::Question, Use::Watch, Use::Look];
         assert!(reserve.borrow(FeedId(0), uses[0], MIB));
-        assert!(reserve.borrow(FeedId(0), uses[1], RENUMBER_MOST));
+        assert!(reserve.borrow_now(FeedId(0), uses[1], MIB));
         assert!(reserve.borrow_now(FeedId(0), uses[2], MIB));
-        assert!(reserve.borrow_now(FeedId(0), uses[3], MIB));
-        assert!(!reserve.borrow_now(FeedId(0), uses[3], MIB), "one look at a time");
-        assert_eq!(reserve.lent(), 5 * MIB);
+        assert!(!reserve.borrow_now(FeedId(0), uses[2], MIB), "one look at a time");
+        assert_eq!(reserve.lent(), 3 * MIB);
         uses.iter().for_each(|what| reserve.give_back(FeedId(0), *what));
         assert_eq!(reserve.lent(), 0);
     }
@@ -259,7 +252,7 @@ mod tests {
             let mut reserve = Reserve::default();
             for _ in 0..400 {
                 let feed = FeedId(rng.u32(0..12));
-                let what = [Use::Question, Use::Renumber, Use::Watch][rng.usize(0..3)];
+                let what = [Use::Question, Use::Look, Use::Watch][rng.usize(0..3)];
                 match rng.u32(0..4) {
                     0 | 1 if what == Use::Watch => {
                         reserve.borrow_now(feed, what, rng.u64(1..3 * MIB));
@@ -272,7 +265,7 @@ mod tests {
                 audit(&reserve);
             }
             for feed in (0..12).map(FeedId) {
-                for what in [Use::Question, Use::Renumber, Use::Watch] {
+                for what in [Use::Question, Use::Look, Use::Watch] {
                     reserve.give_back(feed, what);
                 }
             }

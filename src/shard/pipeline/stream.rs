@@ -7,7 +7,6 @@ use super::compare::last_message;
 use super::conns::Purpose;
 use super::feed::{Bad, Ctx, Feed, Jump};
 use super::holdings::LargeSlot;
-use super::reserve::{RENUMBER_MOST, Use};
 use super::resume::{TOPIC_REPLY, look_up};
 use crate::batch::Gap;
 use crate::config::{InitialOffset, OnOffsetExpired};
@@ -16,7 +15,8 @@ use crate::iggy_wire::Verify;
 use crate::iggy_wire::encode::send_frame_len;
 use crate::iggy_wire::frame::MAX_REQUEST;
 use crate::iggy_wire::record;
-use crate::iggy_wire::{PollFrom, Polled, Record, Request, SendTo, TopicInfo};
+use crate::iggy_wire::run::PARTS_MOST;
+use crate::iggy_wire::{Batch, PollFrom, Polled, Record, Request, Run, SendTo, TopicInfo};
 use crate::ingest::Source;
 use crate::ingest::history::end_of_empty_reply;
 use crate::ingest::iggy::{Ask, Outcome, RESERVE_LEAST};
@@ -26,6 +26,8 @@ use crate::statefile::MAX_GAPS;
 
 /// Replies a feed holds or awaits: one being sent, one ready behind it.
 const REPLIES_AHEAD: usize = 2;
+/// The same where the round trip is long, as long as less than a merged batch waits.
+const REPLIES_FAR_AHEAD: usize = PARTS_MOST;
 /// Pause between polls of a log that answers less than it held.
 const NOT_READY_PAUSE: Duration = Duration::from_millis(250);
 /// Acked at least this lately, or owing nothing: the feed may draw from the pool.
@@ -55,18 +57,13 @@ impl Feed {
 
     fn pump_send(&mut self, ctx: &mut Ctx<'_>) {
         if ctx.lane.failing() || !ctx.conns.is_up(self.down) {
-            return self.return_unused_copy(ctx);
+            return;
         }
         let next = self.writer.next_upstream();
         if let Some(next) = next.filter(|next| *next != self.entry.position) {
             return self.out_of_order(ctx, next);
         }
-        let most = self.record_most();
-        let copies = self.writer.next_copies(ctx.now.mono, most) as u64;
-        if copies > 0 && !ctx.budget.reserve.borrow(self.spec.id, Use::Renumber, copies) {
-            return;
-        }
-        match self.writer.next(ctx.now.mono, most) {
+        match self.writer.next(ctx.now.mono, self.send_most()) {
             Ok(None) => self.wake_for(self.writer.next_at()),
             Ok(Some(record)) => {
                 self.doubt.sends(*ctx.acked_at);
@@ -85,11 +82,20 @@ impl Feed {
         if self.is_balanced() { SendTo::Balanced } else { SendTo::Partition(self.spec.partition) }
     }
 
-    /// What fits a frame beside the names of its destination, and what the reserve lends at once.
-    fn record_most(&self) -> Most {
+    /// What fits a frame beside the names of its destination, and what of it is worth merging.
+    fn send_most(&self) -> Most {
         let name = &self.topic().downstream;
         let around = send_frame_len(&name.stream, &name.topic, self.send_to(), 0);
-        Most { bytes: MAX_REQUEST - around, copied: RENUMBER_MOST as usize }
+        let merged = self.spec.plan.max_batch_bytes as usize;
+        Most { bytes: MAX_REQUEST - around, merged, is_far: self.trip.is_far() }
+    }
+
+    /// Enough is read, or being read, for the next send.
+    fn is_read_ahead(&self) -> bool {
+        let replies = self.holding.replies();
+        let waits = self.writer.waiting() >= u64::from(self.spec.plan.max_batch_bytes);
+        let is_short = self.trip.is_far() && !waits && replies < REPLIES_FAR_AHEAD;
+        self.reader.is_waiting() || (replies >= REPLIES_AHEAD && !is_short)
     }
 
     fn pump_poll(&mut self, ctx: &mut Ctx<'_>) {
@@ -102,7 +108,7 @@ impl Feed {
             }
             return;
         }
-        if self.reader.is_waiting() || self.holding.replies() >= REPLIES_AHEAD {
+        if self.is_read_ahead() {
             return;
         }
         if self.large == LargeSlot::Held && self.holding.replies() > 0 {
@@ -195,7 +201,7 @@ impl Feed {
     }
 
     /// A poll was answered.
-    pub(super) fn polled(&mut self, ctx: &mut Ctx<'_>, polled: &Polled) {
+    pub(super) fn polled(&mut self, ctx: &mut Ctx<'_>, polled: Polled) {
         let bytes = polled.body_len();
         let outcome = if polled.partition == self.spec.partition {
             self.reader.replied(ctx.now.mono, polled)
@@ -216,7 +222,7 @@ impl Feed {
             }
         }
         match outcome {
-            Outcome::Records(records) => self.take(ctx, records, bytes),
+            Outcome::Records(run) => self.take(ctx, *run, bytes),
             Outcome::Idle => {
                 if self.writer.is_empty() && self.reader.reported_end() <= self.cursor() {
                     self.search.accepted();
@@ -245,16 +251,14 @@ impl Feed {
         }
     }
 
-    fn take(&mut self, ctx: &mut Ctx<'_>, records: Vec<Record>, bytes: u64) {
-        let until = records.last().map_or(0, Record::next_offset);
+    fn take(&mut self, ctx: &mut Ctx<'_>, run: Run, bytes: u64) {
+        let until = run.next_offset();
         ctx.budget.arrived(&mut self.holding, bytes, until);
         self.bad = self.bad.take().filter(|bad| bad.offset >= until);
         if self.writer.is_empty() {
             self.moved_at = ctx.now.mono;
         }
-        for record in records {
-            self.writer.push(record);
-        }
+        self.writer.push(run);
         self.running(ctx);
     }
 
@@ -471,15 +475,15 @@ impl Feed {
                 (None, _) => self.send_unknown(ctx, "an empty confirmation"),
                 (Some(_), false) => {}
                 (Some(_), true) => {
-                    if let Some(record) = self.writer.confirmed_anywhere() {
-                        self.acked(ctx, &record);
+                    if let Some(batch) = self.writer.confirmed_anywhere() {
+                        self.acked(ctx, &batch);
                     }
                 }
             }
             return;
         }
         match self.writer.confirmed(base_offset) {
-            Ack::Done(record) => self.acked(ctx, &record),
+            Ack::Done(batch) => self.acked(ctx, &batch),
             Ack::Unknown => self.send_unknown(ctx, "an empty confirmation"),
             Ack::Diverged { expected, confirmed } => {
                 let detail = format!(
@@ -497,15 +501,16 @@ impl Feed {
         }
     }
 
-    fn acked(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        if record.first_offset() != self.entry.position {
-            return self.out_of_order(ctx, record.first_offset());
+    fn acked(&mut self, ctx: &mut Ctx<'_>, batch: &Batch) {
+        if batch.first_offset() != self.entry.position {
+            return self.out_of_order(ctx, batch.first_offset());
         }
-        let position = record.next_offset();
+        let position = batch.next_offset();
         self.entry.position = position;
-        self.entry.last = Some(last_message(record));
-        self.entry.counters.messages += u64::from(record.count());
-        self.entry.counters.bytes += record.len() as u64;
+        self.entry.last = last_message(batch);
+        self.entry.counters.messages += u64::from(batch.count());
+        self.entry.counters.bytes += batch.len() as u64;
+        self.trip.acked(batch.records());
         self.moved_at = ctx.now.mono;
         self.commit_failures = 0;
         *ctx.acked_at = Some(ctx.now.mono);

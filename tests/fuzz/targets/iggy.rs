@@ -5,7 +5,8 @@ use iggy_binary_protocol::batch::decode_batch_slice;
 use tidegate::iggy_wire::decode::{Expect, decode, decode_login};
 use tidegate::iggy_wire::frame::{HEADER_LEN, RequestHeader, ServerHeader};
 use tidegate::iggy_wire::record::{self, Message, build_record};
-use tidegate::iggy_wire::{Record, Relay, Reply, Verify};
+use tidegate::iggy_wire::run::Limits;
+use tidegate::iggy_wire::{Polled, Record, Relay, Reply, Runs, Verify};
 use twox_hash::XxHash3_64;
 
 use super::Choices;
@@ -55,14 +56,44 @@ pub fn records(data: &[u8]) {
     let as_is = Bytes::copy_from_slice(data);
     if let Ok(records) = record::scan(&as_is, Verify::FramingOnly) {
         records.iter().for_each(walk);
-        let sealed = Bytes::from(seal(&records, data));
-        let sealed = record::scan(&sealed, Verify::Full).expect("only its checksums were wrong");
+        let bytes = Bytes::from(seal(&records, data));
+        let sealed = record::scan(&bytes, Verify::Full).expect("only its checksums were wrong");
         assert_eq!(sealed.len(), records.len());
+        merged(&sealed, &bytes);
         sealed.iter().for_each(relayed);
     }
     if let Ok(records) = record::scan(&as_is, Verify::Full) {
         records.iter().for_each(relayed);
+        merged(&records, &as_is);
     }
+}
+
+/// Sent on together as far as they can be, the records up to a hole hold the same messages.
+fn merged(records: &[Record], as_is: &Bytes) {
+    let count = records.iter().map(Record::count).sum();
+    let records_of = Bytes::copy_from_slice(as_is);
+    let mut polled = Polled { partition: 0, current_offset: 0, count, records: records_of };
+    let Some(run) = polled.take_run(Verify::Full).expect("what scan accepts") else { return };
+    let (mut at, until) = (run.first_offset(), run.next_offset());
+    let mut runs = Runs::default();
+    runs.push(run);
+    let limits = Limits { bytes: 1 << 20, merged: 1 << 20, messages: u32::MAX, large: 1 << 20 };
+    let mut expected = records.iter().flat_map(Record::messages);
+    while let Some(batch) = runs.take(&limits).expect("no message is too large") {
+        let sent = bytes_of(batch.relay());
+        let read = decode_batch_slice(&sent).expect("what was accepted is acceptable");
+        assert_eq!(read.message_count(), batch.count());
+        for (nth, (read_one, polled)) in read.iter().zip(&mut expected).enumerate() {
+            assert_eq!(read_one.header.offset_delta as usize, nth);
+            assert_eq!((read_one.header.id, read_one.payload), (polled.id, polled.payload));
+            assert_eq!(read_one.user_headers, polled.user_headers);
+            let time = read.header.origin_timestamp;
+            let time = time.saturating_add(u64::from(read_one.header.timestamp_delta));
+            assert_eq!((time, at), (polled.origin_timestamp, polled.offset));
+            at += 1;
+        }
+    }
+    assert_eq!(at, until);
 }
 
 /// `data` as messages to build a record of, and where it is cut: what is sent on is the messages
@@ -132,7 +163,9 @@ fn relayed(record: &Record) {
 }
 
 fn bytes_of(relay: &Relay) -> Vec<u8> {
-    [&relay.header()[..], relay.detached(), relay.blob()].concat()
+    let mut bytes = [&relay.header()[..], relay.blob()].concat();
+    relay.more().iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes
 }
 
 /// The same records with the checksums that their bytes should have. `docs` of the layout are in
