@@ -67,7 +67,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// A request ready for one vectored write: `head`, then `tail`, then `more`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Outgoing {
     /// Frame header and body, or for a send everything up to and including the batch header.
     pub head: Bytes,
@@ -86,6 +86,13 @@ pub struct Envelope {
     pub session: u64,
     /// Request number; 0 in a login.
     pub number: u64,
+}
+
+impl fmt::Debug for Outgoing {
+    // May hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Outgoing({} bytes)", self.len())
+    }
 }
 
 impl Outgoing {

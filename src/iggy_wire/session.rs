@@ -525,6 +525,10 @@ mod tests {
     fn secrets_are_not_shown() {
         let token = Session::new(1, 1, Credentials::Token("hunter2".into()));
         assert!(!format!("{:?} {token:?}", fresh()).contains("hunter2"));
+        let mut begun = fresh();
+        let login = begun.login().unwrap();
+        assert!(login.head.windows(7).any(|bytes| bytes == b"hunter2"), "it is in there");
+        assert!(!format!("{login:?} {begun:?}").contains("hunter2"));
         let long = Credentials::Token("hunter2".repeat(40).into());
         let error = Session::new(1, 1, long).login().unwrap_err();
         assert!(!error.to_string().contains("hunter2"));

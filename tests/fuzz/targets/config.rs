@@ -28,7 +28,9 @@ pub fn text(data: &[u8]) {
     {
         match plan {
             Ok(plan) => {
-                let shown = format!("{:?} {:?}", plan.admin, plan.clusters);
+                let (mirrors, captures) = (&plan.sources, &plan.captures);
+                let shown =
+                    format!("{:?} {:?} {mirrors:?} {captures:?}", plan.admin, plan.clusters);
                 assert!(!names_a_credential(&text) || !shown.contains(SECRET), "{shown}");
                 assert!(!plan.sources.is_empty() || !plan.captures.is_empty());
             }

@@ -18,7 +18,7 @@ use tidegate::shard::event::{
 };
 use tidegate::shard::pipeline::budget::LARGE_SLOT;
 use tidegate::shard::pipeline::{Pipeline, PipelineConfig};
-use tidegate::statefile::format;
+use tidegate::statefile::{SourceState, format};
 use tidegate::time::{Millis, Now, UnixMicros};
 
 use super::Choices;
@@ -59,7 +59,9 @@ pub struct Driver {
     links: BTreeMap<ConnId, (Link, bool)>,
     asked: Vec<Asked>,
     tickets: BTreeSet<Ticket>,
-    saving: Option<u64>,
+    saving: Option<SourceState>,
+    /// What is on disk.
+    pub disk: Option<SourceState>,
     generation: u64,
     wanted: Vec<FeedId>,
     holder: Option<FeedId>,
@@ -159,6 +161,7 @@ impl Driver {
             asked: Vec::new(),
             tickets: BTreeSet::new(),
             saving: None,
+            disk: None,
             generation: 0,
             wanted: Vec::new(),
             holder: None,
@@ -215,7 +218,7 @@ impl Driver {
                 assert!(generation > self.generation, "a generation that does not grow");
                 let state = format::decode(&image, "test.0.state").expect("a file that is read");
                 assert_eq!(state.generation, generation);
-                (self.saving, self.generation) = (Some(generation), generation);
+                (self.saving, self.generation) = (Some(state), generation);
             }
             Command::Pg { conn, command } => self.postgres.push((conn, command)),
             Command::Spill { feed, op } => self.spills.push((feed, op)),
@@ -323,13 +326,17 @@ impl Driver {
     }
 
     fn saved(&mut self, choices: &mut Choices<'_>) {
-        let Some(generation) = self.saving.take() else { return };
+        let Some(state) = self.saving.take() else { return };
+        let generation = state.generation;
         let path = || "test.0.state".into();
         let result = match choices.byte() {
             0..=199 => Ok(()),
             200..=229 => Err(SaveError::DiskFull { step: "write", path: path() }),
             _ => Err(SaveError::Io { step: "sync", path: path(), why: "EIO".into() }),
         };
+        if result.is_ok() {
+            self.disk = Some(state);
+        }
         let source = self.key.clone();
         self.events.push(Event::Persisted { source, generation, result });
     }
