@@ -6,6 +6,7 @@
 //! kept (A4) have records of their own kind: as many again, then one for all the others, so that
 //! their number is bounded whatever the rows say and each still keeps its order.
 
+use std::cell::Cell;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -19,6 +20,9 @@ use crate::config::BreakerPlan;
 use crate::iggy_wire::SendTo;
 use crate::iggy_wire::encode::send_frame_len;
 use crate::iggy_wire::frame::MAX_REQUEST;
+
+/// Records that are found without a hash.
+const RECENT: usize = 16;
 
 /// Names a record of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,6 +113,8 @@ pub struct Destinations {
     records: Vec<Destination>,
     by_name: HashTable<u32>,
     hasher: DefaultHashBuilder,
+    /// Found lately, by the last byte of the topic: numbers of topics mostly differ there.
+    recent: [Cell<u32>; RECENT],
     breaker: BreakerPlan,
     most: u32,
     live: u32,
@@ -125,6 +131,7 @@ impl Destinations {
             records: Vec::new(),
             by_name: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
+            recent: [const { Cell::new(u32::MAX) }; RECENT],
             breaker,
             most,
             live: 0,
@@ -135,14 +142,28 @@ impl Destinations {
     }
 
     /// The record of these names, if there is one.
+    #[inline]
     pub fn find(&self, stream: &[u8], topic: &[u8]) -> Option<DestId> {
+        let seat = topic.last().map_or(0, |last| usize::from(*last)) % RECENT;
+        let recent = &self.recent[seat];
+        if self.is_it(recent.get(), stream, topic) {
+            return Some(DestId(recent.get()));
+        }
+        let found = self.look_up(stream, topic)?;
+        recent.set(found.0);
+        Some(found)
+    }
+
+    fn look_up(&self, stream: &[u8], topic: &[u8]) -> Option<DestId> {
         let hash = self.hasher.hash_one((stream, topic));
-        let is_it = |index: &u32| {
-            self.records
-                .get(*index as usize)
-                .is_some_and(|record| *record.topic_key == *topic && *record.stream_key == *stream)
-        };
-        self.by_name.find(hash, is_it).map(|index| DestId(*index))
+        let found = self.by_name.find(hash, |index| self.is_it(*index, stream, topic));
+        found.map(|index| DestId(*index))
+    }
+
+    #[inline]
+    fn is_it(&self, index: u32, stream: &[u8], topic: &[u8]) -> bool {
+        let record = self.records.get(index as usize);
+        record.is_some_and(|record| *record.topic_key == *topic && *record.stream_key == *stream)
     }
 
     /// A live record for names that are admitted; `None`: the table is full.
@@ -305,6 +326,19 @@ mod tests {
         assert_eq!(table.all().count(), 3);
         assert_eq!(table.find(b"", b""), None, "the record of the others has no name");
         assert_eq!((table.nowhere(), table.nowhere()), (DestId(3), DestId(3)));
+    }
+
+    #[test]
+    fn names_that_end_alike_are_told_apart_in_any_order() {
+        let mut table = table(100);
+        let names = [("s", "a1"), ("s", "b1"), ("t", "a1"), ("s", "1"), ("s", "a2"), ("s", "")];
+        let ids = names.map(|(stream, topic)| table.admit(stream, topic).unwrap());
+        for round in 0..50 {
+            let at = round * 7 % names.len();
+            let (stream, topic) = names[at];
+            assert_eq!(table.find(stream.as_bytes(), topic.as_bytes()), Some(ids[at]));
+            assert_eq!(table.find(stream.as_bytes(), b"c1"), None);
+        }
     }
 
     #[test]

@@ -20,6 +20,11 @@ use crate::config::{
 pub trait Columns {
     /// The text of a column; `None` for NULL and for a value the row does not carry.
     fn text(&self, index: usize) -> Option<&[u8]>;
+
+    /// The texts of two of them.
+    fn two_texts(&self, indexes: [Option<usize>; 2]) -> [Option<&[u8]>; 2] {
+        indexes.map(|index| index.and_then(|index| self.text(index)))
+    }
 }
 
 /// What a relation version makes of the routing.
@@ -345,8 +350,7 @@ impl Router {
         let Some(default) = default else {
             return Verdict::Missing(OnMissingDestination::Error);
         };
-        let own = |index: Option<usize>| index.and_then(|index| row.text(index));
-        let (own_stream, own_topic) = (own(stream), own(topic));
+        let [own_stream, own_topic] = row.two_texts([stream, topic]);
         let lacks_topic = topic_column.is_some() && own_topic.is_none();
         let lacks_stream = stream_column.is_some() && own_stream.is_none();
         self.counters.unmatched_default += u64::from(lacks_topic || lacks_stream);

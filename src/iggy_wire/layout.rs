@@ -7,19 +7,21 @@
 use super::error::WireError;
 
 /// Bytes `AT..AT + N` of a fixed header.
+#[inline(always)] // one load
 pub(super) fn get<const AT: usize, const N: usize, const LEN: usize>(h: &[u8; LEN]) -> [u8; N] {
     const { assert!(AT + N <= LEN, "field outside its header") };
-    std::array::from_fn(|i| h[AT + i])
+    h.get(AT..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])
 }
 
 /// Overwrites bytes `AT..AT + N` of a fixed header.
+#[inline(always)] // one store
 pub(super) fn put<const AT: usize, const N: usize, const LEN: usize>(
     h: &mut [u8; LEN],
     value: [u8; N],
 ) {
     const { assert!(AT + N <= LEN, "field outside its header") };
-    for (i, byte) in value.into_iter().enumerate() {
-        h[AT + i] = byte;
+    if let Some(place) = h.get_mut(AT..).and_then(|rest| rest.first_chunk_mut::<N>()) {
+        *place = value;
     }
 }
 

@@ -61,7 +61,7 @@ pub enum ValueError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Malformed(&'static str);
 
-/// How values of a type are written.
+/// The kinds of [`Form`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Codec {
     Bool,
@@ -92,17 +92,49 @@ enum Codec {
     Opaque,
 }
 
+/// How values of a type are written, worked out once from its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    type_oid: u32,
+    codec: Codec,
+}
+
+impl From<u32> for Form {
+    fn from(type_oid: u32) -> Form {
+        Form { type_oid, codec: codec(type_oid) }
+    }
+}
+
 /// Appends the JSON of a value in the server's text form. An error leaves `out` as it was.
-#[inline]
+#[inline(always)] // with the types of most columns
 pub fn json_from_text(
     out: &mut Vec<u8>,
-    type_oid: u32,
+    form: impl Into<Form>,
+    text: &[u8],
+    options: ValueOptions,
+) -> Result<(), ValueError> {
+    let form = form.into();
+    match form.codec {
+        Codec::Text | Codec::Uuid => {
+            json_string(out, text);
+            Ok(())
+        }
+        Codec::Jsonb | Codec::Json if json_verbatim(out, text).is_ok() => Ok(()),
+        Codec::Int8 | Codec::Int4 if number::integer_text(out, text).is_ok() => Ok(()),
+        _ => any_from_text(out, form, text, options),
+    }
+}
+
+#[inline(never)]
+fn any_from_text(
+    out: &mut Vec<u8>,
+    form: Form,
     text: &[u8],
     options: ValueOptions,
 ) -> Result<(), ValueError> {
     let before = out.len();
-    from_text(out, codec(type_oid), text, options)
-        .map_err(|problem| undo(out, before, type_oid, text, problem))
+    from_text(out, form.codec, text, options)
+        .map_err(|problem| undo(out, before, form.type_oid, text, problem))
 }
 
 /// Appends the JSON of a value in binary form. An error leaves `out` as it was.
@@ -151,7 +183,6 @@ fn undo(
     ValueError::Malformed { type_oid, seen, expected: problem.0 }
 }
 
-#[inline]
 fn codec(type_oid: u32) -> Codec {
     match type_oid {
         oid::BOOL => Codec::Bool,
@@ -180,7 +211,6 @@ fn codec(type_oid: u32) -> Codec {
     }
 }
 
-#[inline]
 fn from_text(
     out: &mut Vec<u8>,
     codec: Codec,
@@ -238,6 +268,7 @@ fn char_value(out: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
+#[inline]
 fn json_verbatim(out: &mut Vec<u8>, text: &[u8]) -> Result<(), Malformed> {
     if text.is_empty() || !string::is_utf8(text) {
         return Err(Malformed("JSON in UTF-8"));

@@ -16,6 +16,7 @@ mod column;
 #[cfg(test)]
 mod tests;
 
+use super::relation::RelationColumn;
 use super::row::{Op, Row, TxHead};
 use crate::config::EnvelopePlan;
 use crate::iggy_wire::build::encode_typed;
@@ -136,8 +137,8 @@ impl Envelope {
         Envelope { options, values, common: Common::default() }
     }
 
-    /// Appends the payload of a row without the columns of index `strip`. After an error `out` is
-    /// as it was.
+    /// Appends the payload of a row without the columns of index `strip`, ascending. After an
+    /// error `out` is as it was.
     #[inline]
     pub fn render(
         &mut self,
@@ -204,12 +205,12 @@ impl Envelope {
             Some(new) => written = self.object(out, row, new, Image::New, strip),
             None => out.extend_from_slice(b"null"),
         }
-        out.extend_from_slice(b",\"old_data\":");
         match row.old {
             Some((kind, old)) => {
+                out.extend_from_slice(b",\"old_data\":");
                 written.odd += self.object(out, row, old, Image::Old(kind), strip).odd;
             }
-            None => out.extend_from_slice(b"null"),
+            None => out.extend_from_slice(b",\"old_data\":null"),
         }
         if written.unchanged {
             out.extend_from_slice(b",\"unchanged\":");
@@ -240,12 +241,17 @@ impl Envelope {
         strip: &[usize],
     ) -> Written {
         let mut written = Written::default();
-        out.push(b'{');
-        let mut first = true;
-        let mut values = tuple.iter();
+        let start = out.len();
+        let (mut values, mut strip) = (tuple.iter(), strip);
         for (index, column) in row.relation.columns.iter().enumerate() {
             let Some(value) = values.next() else { break };
-            if strip.contains(&index) || (image == Image::Old(OldKind::Key) && !column.key) {
+            if let [next, behind @ ..] = strip
+                && *next == index
+            {
+                strip = behind;
+                continue;
+            }
+            if image == Image::Old(OldKind::Key) && !column.key {
                 continue;
             }
             let value = match value {
@@ -259,29 +265,26 @@ impl Envelope {
                 Column::Unchanged => continue,
                 value => value,
             };
-            if !first {
-                out.push(b',');
-            }
-            first = false;
             out.extend_from_slice(&column.json_key);
-            written.odd += self.value(out, column.type_oid, value);
+            written.odd += self.value(out, column, value);
         }
+        open(out, start, b'{');
         out.push(b'}');
         written
     }
 
     /// Appends a value; 1 if it does not have the form of its type.
     #[inline(always)]
-    fn value(&self, out: &mut Vec<u8>, type_oid: u32, value: Column<'_>) -> u32 {
+    fn value(&self, out: &mut Vec<u8>, column: &RelationColumn, value: Column<'_>) -> u32 {
         match value {
             Column::Text(text) => {
-                if json_from_text(out, type_oid, text, self.values).is_err() {
+                if json_from_text(out, column.form, text, self.values).is_err() {
                     json_string(out, text);
                     return 1;
                 }
             }
             Column::Binary(bytes) => {
-                if json_from_binary(out, type_oid, bytes, self.values).is_err() {
+                if json_from_binary(out, column.type_oid, bytes, self.values).is_err() {
                     json_opaque(out, bytes);
                     return 1;
                 }
@@ -309,17 +312,25 @@ struct Written {
 #[cold]
 fn unchanged(out: &mut Vec<u8>, row: &Row<'_, '_>, strip: &[usize]) {
     let Some(new) = row.new else { return };
-    let mut separator = b'[';
+    let start = out.len();
     for (index, (value, column)) in new.iter().zip(&row.relation.columns).enumerate() {
         let known = value != Column::Unchanged || row.old_value(index).is_some();
         if known || strip.contains(&index) {
             continue;
         }
-        out.push(separator);
-        separator = b',';
         out.extend_from_slice(column.json_key.strip_suffix(b":").unwrap_or_default());
     }
+    open(out, start, b'[');
     out.push(b']');
+}
+
+/// What was appended since `start` begins with a comma, if it is anything: puts `bracket` there.
+#[inline]
+fn open(out: &mut Vec<u8>, start: usize, bracket: u8) {
+    match out.get_mut(start) {
+        Some(comma) => *comma = bracket,
+        None => out.push(bracket),
+    }
 }
 
 /// RFC 3339 in UTC with microseconds, of µs since the Unix epoch from 1970 to 9999.

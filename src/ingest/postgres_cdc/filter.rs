@@ -44,15 +44,16 @@ impl Filter<'_> {
             self.counters.filtered_rows += 1;
             return Ok(Item::Nothing);
         }
-        for tuple in [new, old.map(|(_, tuple)| tuple)].into_iter().flatten() {
-            if tuple.len() != relation.columns.len() {
-                return Err(StreamError::ColumnCount {
-                    table: relation.table.clone(),
-                    seen: tuple.len(),
-                    expected: relation.columns.len(),
-                    lsn: tx.final_lsn,
-                });
-            }
+        let expected = relation.columns.len();
+        let differs = |tuple: &Tuple<'a>| tuple.len() != expected;
+        let odd = new.filter(differs).or(old.map(|(_, tuple)| tuple).filter(differs));
+        if let Some(tuple) = odd {
+            return Err(StreamError::ColumnCount {
+                table: relation.table.clone(),
+                seen: tuple.len(),
+                expected,
+                lsn: tx.final_lsn,
+            });
         }
         Ok(Item::Row(Row { relation, op, new, old, tx, ordinal }))
     }

@@ -4,13 +4,15 @@
 //! the old name. A description that changes gets a new version; whoever derives something from a
 //! relation (routes, column numbers) keeps it by that number, which no two descriptions share.
 
+use std::cell::Cell;
+
 use hashbrown::HashMap;
 
 use super::StreamError;
 use super::test_lines::TableFact;
 use crate::config::Tables;
 use crate::pg_wire::pgoutput::RelationBody;
-use crate::pg_wire::value::{has_binary_codec, json_string};
+use crate::pg_wire::value::{Form, has_binary_codec, json_string};
 
 /// Relations kept per connection (I5). Beyond that the connection is made anew: the server then
 /// describes again what it still needs.
@@ -52,10 +54,12 @@ impl Relation {
 pub struct RelationColumn {
     /// Name, without quotes, as the database has it.
     pub name: String,
-    /// `"name":`, in snake case if so configured.
+    /// `,"name":`, in snake case if so configured.
     pub json_key: Vec<u8>,
     /// Number of its type.
     pub type_oid: u32,
+    /// How values of that type are written.
+    pub form: Form,
     /// Part of what names the row: the replica identity, or with REPLICA IDENTITY FULL the primary
     /// key as far as set-up knows it.
     pub key: bool,
@@ -79,21 +83,33 @@ pub struct Relations {
     snake_case: bool,
     /// Columns that name a row, by schema, NUL and table, as set-up found them.
     row_keys: HashMap<String, Vec<String>>,
-    known: HashMap<u32, Relation>,
+    known: Vec<Relation>,
+    /// Their places by number.
+    places: HashMap<u32, usize>,
+    /// The one asked for last: most rows are of the table of the row before.
+    recent: Cell<usize>,
     next_version: u32,
 }
 
 impl Relations {
     /// None yet.
     pub fn new(tables: Tables, snake_case: bool) -> Relations {
-        let (row_keys, known) = (HashMap::new(), HashMap::new());
-        Relations { tables, snake_case, row_keys, known, next_version: 1 }
+        Relations {
+            tables,
+            snake_case,
+            row_keys: HashMap::new(),
+            known: Vec::new(),
+            places: HashMap::new(),
+            recent: Cell::new(0),
+            next_version: 1,
+        }
     }
 
     /// A connection begins, as set-up left it: nothing is known but the versions given out.
     pub fn restart(&mut self, facts: &[TableFact]) {
         self.row_keys = row_keys(facts);
         self.known.clear();
+        self.places.clear();
     }
 
     /// The server describes a relation, whose values come in `binary` form or as text.
@@ -109,7 +125,7 @@ impl Relations {
             },
         });
         self.define(body.id, schema, body.name, body.identity, columns)?;
-        match self.known.get(&body.id) {
+        match self.get(body.id) {
             Some(relation) if binary && relation.captured => relation.check_binary(),
             _ => Ok(()),
         }
@@ -133,7 +149,8 @@ impl Relations {
         identity: u8,
         columns: impl Iterator<Item = ColumnDraft<'a>> + Clone,
     ) -> Result<(), StreamError> {
-        if let Some(known) = self.known.get(&oid) {
+        let known = self.places.get(&oid).copied();
+        if let Some(known) = known.and_then(|place| self.known.get(place)) {
             let same = known.schema == schema
                 && known.name == name
                 && known.identity == identity
@@ -161,14 +178,29 @@ impl Relations {
             columns: self.columns(columns),
             identity,
         };
-        self.known.insert(oid, relation);
+        match known.and_then(|place| self.known.get_mut(place)) {
+            Some(known) => *known = relation,
+            None => {
+                self.places.insert(oid, self.known.len());
+                self.known.push(relation);
+            }
+        }
         Ok(())
     }
 
     /// The latest description of a relation.
     #[inline]
     pub fn get(&self, oid: u32) -> Option<&Relation> {
-        self.known.get(&oid)
+        match self.known.get(self.recent.get()) {
+            Some(recent) if recent.oid == oid => Some(recent),
+            _ => self.find(oid),
+        }
+    }
+
+    fn find(&self, oid: u32) -> Option<&Relation> {
+        let place = *self.places.get(&oid)?;
+        self.recent.set(place);
+        self.known.get(place)
     }
 
     fn columns<'a>(&self, drafts: impl Iterator<Item = ColumnDraft<'a>>) -> Vec<RelationColumn> {
@@ -177,6 +209,7 @@ impl Relations {
                 name: column.name.to_owned(),
                 json_key: Vec::new(),
                 type_oid: column.type_oid,
+                form: column.type_oid.into(),
                 key: column.key,
             })
             .collect();
@@ -191,6 +224,7 @@ impl Relations {
             }
         }
         for (column, shown) in columns.iter_mut().zip(&shown) {
+            column.json_key.push(b',');
             json_string(&mut column.json_key, shown.as_bytes());
             column.json_key.push(b':');
         }
@@ -308,8 +342,8 @@ mod tests {
         let relation = relations.get(7).unwrap();
         assert_eq!(relation.table, "public.We \"ird.Tbl");
         assert_eq!(relation.table_json, b"\"public.We \\\"ird.Tbl\"");
-        assert_eq!(relation.columns[0].json_key, b"\"na\\\"me\":");
-        assert_eq!(relation.columns[1].json_key, "\"ünï\":".as_bytes());
+        assert_eq!(relation.columns[0].json_key, b",\"na\\\"me\":");
+        assert_eq!(relation.columns[1].json_key, ",\"ünï\":".as_bytes());
     }
 
     #[test]
@@ -328,7 +362,7 @@ mod tests {
         let mut relations = Relations::new(Tables::All, true);
         define(&mut relations, 7, "t", &[column("user_id"), column("userId"), column("UserId")]);
         let keys: Vec<_> = relations.get(7).unwrap().columns.iter().map(|c| &c.json_key).collect();
-        assert_eq!(keys, [&b"\"user_id\":"[..], b"\"userId\":", b"\"UserId\":"]);
+        assert_eq!(keys, [&b",\"user_id\":"[..], b",\"userId\":", b",\"UserId\":"]);
     }
 
     #[test]

@@ -174,6 +174,9 @@ proptest! {
         let data = insert(&wire);
         let Ok(Message::Insert { new, .. }) = decode(&data, false) else { panic!() };
         prop_assert_eq!(new, builder.tuple());
+        for index in (0..columns.len() + 2).chain([usize::MAX]) {
+            prop_assert_eq!(new.nth(index), columns.get(index).copied());
+        }
         prop_assert_eq!(new.iter().collect::<Vec<_>>(), columns);
     }
 }

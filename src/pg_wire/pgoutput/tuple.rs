@@ -106,18 +106,23 @@ impl<'a> Tuple<'a> {
 #[inline]
 fn behind(count: u16, mut rest: &[u8]) -> Option<&[u8]> {
     for _ in 0..count {
-        let (kind, after) = rest.split_first()?;
-        rest = match kind {
-            b't' | b'b' => {
-                let (length, after) = after.split_first_chunk()?;
-                let (_, after) = after.split_at_checked(wide(u32::from_be_bytes(*length)))?;
-                after
-            }
-            b'n' | b'u' => after,
-            _ => return None,
-        };
+        rest = behind_one(rest)?;
     }
     Some(rest)
+}
+
+/// What follows one column, if it is sound.
+#[inline]
+fn behind_one(columns: &[u8]) -> Option<&[u8]> {
+    let (kind, after) = columns.split_first()?;
+    match kind {
+        b't' | b'b' => {
+            let (length, after) = after.split_first_chunk()?;
+            after.get(wide(u32::from_be_bytes(*length))..)
+        }
+        b'n' | b'u' => Some(after),
+        _ => None,
+    }
 }
 
 impl PartialEq for Tuple<'_> {
@@ -159,6 +164,14 @@ impl<'a> Iterator for TupleColumns<'a> {
         }
         self.rest = rest;
         Some(if *kind == b'n' { Column::Null } else { Column::Unchanged })
+    }
+
+    #[inline]
+    fn nth(&mut self, n: usize) -> Option<Column<'a>> {
+        let skipped = u16::try_from(n).unwrap_or(u16::MAX);
+        self.left = self.left.saturating_sub(skipped);
+        self.rest = behind(skipped, self.rest)?;
+        self.next()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

@@ -272,6 +272,54 @@ fn special_characters_are_found_at_every_place_of_a_word() {
 }
 
 /// Text and binary form of one value, each made by itself.
+/// Eight bytes are looked at together, so every place and length counts.
+#[test]
+fn a_short_text_reads_back_with_any_byte_at_any_place() {
+    for length in 1..=20 {
+        for place in 0..length {
+            for byte in 0..=255 {
+                let mut value = vec![b'a'; length];
+                value[place] = byte;
+                let read: String = serde_json::from_str(&text(oid::TEXT, &value)).unwrap();
+                assert_eq!(read, String::from_utf8_lossy(&value));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_integer_is_refused_for_any_byte_at_any_place() {
+    for length in 1..=20 {
+        let digits = vec![b'7'; length];
+        assert_eq!(text(oid::INT8, &digits).as_bytes(), digits);
+        for place in 0..length {
+            for byte in (0..=255).filter(|byte: &u8| !byte.is_ascii_digit()) {
+                let mut odd = digits.clone();
+                odd[place] = byte;
+                let is_minus = place == 0 && byte == b'-' && length > 1;
+                let mut out = Vec::new();
+                let is_taken = json_from_text(&mut out, oid::INT8, &odd, PLAIN).is_ok();
+                assert_eq!(is_taken, is_minus, "{odd:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn json_is_utf8_wherever_it_stops_being_ascii() {
+    for length in [1, 2, 63, 64, 65, 130] {
+        for place in 0..length {
+            let mut value = vec![b'1'; length];
+            value[place] = 0xff;
+            refused(oid::JSONB, &value);
+            if place + 2 <= length {
+                value[place..place + 2].copy_from_slice("ü".as_bytes());
+                assert_eq!(text(oid::JSONB, &value).as_bytes(), value);
+            }
+        }
+    }
+}
+
 fn both() -> impl Strategy<Value = (u32, String, Vec<u8>)> {
     let micros = -211_813_488_000_000_000i64..9_223_371_331_200_000_000;
     prop_oneof![

@@ -15,11 +15,8 @@ impl Envelope {
         format: PayloadFormat,
     ) -> Result<Rendered, EnvelopeError> {
         let columns = &row.relation.columns;
-        let Some((index, type_oid)) = columns
-            .iter()
-            .enumerate()
-            .find(|(_, column)| column.name == name)
-            .map(|(index, column)| (index, column.type_oid))
+        let Some((index, place)) =
+            columns.iter().enumerate().find(|(_, column)| column.name == name)
         else {
             return Err(EnvelopeError::NoColumn {
                 column: name.to_owned(),
@@ -37,8 +34,8 @@ impl Envelope {
         let before = out.len();
         let mut odd_values = 0;
         if json {
-            odd_values = self.value(out, type_oid, value);
-        } else if let Err(expected) = verbatim(out, type_oid, value, format) {
+            odd_values = self.value(out, place, value);
+        } else if let Err(expected) = verbatim(out, place.type_oid, value, format) {
             out.truncate(before);
             let seen = match value {
                 Column::Text(seen) | Column::Binary(seen) => seen,

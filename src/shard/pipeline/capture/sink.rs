@@ -228,4 +228,67 @@ impl Columns for RowText<'_, '_, '_> {
             Column::Null | Column::Unchanged | Column::Binary(_) => None,
         }
     }
+
+    /// In one walk over the row where both are in it as text, which is usual.
+    #[inline]
+    fn two_texts(&self, indexes: [Option<usize>; 2]) -> [Option<&[u8]>; 2] {
+        if let ([Some(one), Some(other)], Some(new)) = (indexes, self.0.new)
+            && one != other
+        {
+            let (first, last) = (one.min(other), one.max(other));
+            let mut columns = new.iter();
+            let found = (columns.nth(first), columns.nth(last - first - 1));
+            if let (Some(Column::Text(first)), Some(Column::Text(last))) = found {
+                return if one < other {
+                    [Some(first), Some(last)]
+                } else {
+                    [Some(last), Some(first)]
+                };
+            }
+        }
+        indexes.map(|index| index.and_then(|index| self.text(index)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Tables;
+    use crate::ingest::postgres_cdc::Op;
+    use crate::ingest::postgres_cdc::relation::{ColumnDraft, Relations};
+    use crate::pg_wire::pgoutput::{OldKind, TupleBuilder};
+
+    fn tuple(columns: &[Column<'_>]) -> TupleBuilder {
+        let mut tuple = TupleBuilder::new();
+        columns.iter().for_each(|column| tuple.column(*column).unwrap());
+        tuple
+    }
+
+    #[test]
+    fn two_columns_read_together_are_those_read_one_by_one() {
+        let mut relations = Relations::new(Tables::All, false);
+        let names = ["a", "b", "c", "d", "e"];
+        let drafts = names.iter().map(|name| ColumnDraft { name, type_oid: 25, key: false });
+        relations.define(7, "public", "t", b'f', drafts).unwrap();
+        let new = [
+            Column::Text(b"one"),
+            Column::Unchanged,
+            Column::Null,
+            Column::Binary(b"four"),
+            Column::Text(b"five"),
+        ];
+        let (new, old) = (tuple(&new), tuple(&[Column::Text(b"before"); 5]));
+        let old = Some((OldKind::Full, old.tuple()));
+        for (new, old) in [(Some(new.tuple()), None), (Some(new.tuple()), old), (None, old)] {
+            let tx = TxHead { xid: 1, final_lsn: Lsn(2), commit_time_us: 3 };
+            let relation = relations.get(7).unwrap();
+            let row = Row { relation, op: Op::Update, new, old, tx, ordinal: 0 };
+            let row = RowText(&row);
+            let indexes = || (0..7).map(Some).chain([None]);
+            for (one, other) in indexes().flat_map(|one| indexes().map(move |other| (one, other))) {
+                let alone = [one, other].map(|index| index.and_then(|index| row.text(index)));
+                assert_eq!(row.two_texts([one, other]), alone, "{one:?} {other:?}");
+            }
+        }
+    }
 }
