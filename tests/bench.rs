@@ -13,6 +13,8 @@ use serde_json::Value;
 use support::{eventually, when};
 use tempfile::TempDir;
 use tidegate::cli::demo::process::{Process, Signal};
+use tidegate::iggy_wire::{Reply, Request};
+use tidegate::loopback::{Server, ServerOptions};
 
 /// A directory for temporary files that the server's user may enter.
 fn scratch() -> TempDir {
@@ -236,4 +238,208 @@ fn without_a_server_it_says_where_it_looked() {
     let message = report["error"]["message"].as_str().expect("text");
     assert!(message.contains("no Postgres server in /nowhere"), "{message}");
     assert!(message.contains("--pg-bin"), "{message}");
+}
+
+/// The JSON object of a benchmark of mirrors.
+fn report(dir: &TempDir, arguments: &str) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("bench").args(arguments.split(' ')).arg("--json").env("TMPDIR", dir.path());
+    let output = command.output().expect("the binary");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{arguments}: {out}");
+    assert_eq!(leftovers(dir), 0, "{arguments}: files are left behind");
+    serde_json::from_str(&out).expect("one JSON object")
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+const RELAY_SIDE: [&str; 9] = [
+    "cpu_seconds_per_gb",
+    "cpu_seconds_per_million",
+    "megabytes_per_second",
+    "messages_per_second",
+    "messages_per_send",
+    "p50_us",
+    "p99_us",
+    "peak_memory_mib",
+    "spread",
+];
+
+/// Figures of one side that say the same thing in several ways do so.
+fn check_relay_side(side: &Value, size: f64) {
+    assert_eq!(keys(side), RELAY_SIDE);
+    let of = |name: &str| number(&side[name]);
+    let near = |a: f64, b: f64| (a - b).abs() <= 0.002 + b.abs() * 0.01;
+    assert!(of("messages_per_second") > 0.0 && of("cpu_seconds_per_million") > 0.0, "{side:#}");
+    let megabytes = of("messages_per_second") * size / 1e6;
+    assert!(near(of("megabytes_per_second"), megabytes), "{side:#}");
+    let per_gb = of("cpu_seconds_per_million") * 1e3 / size;
+    assert!((of("cpu_seconds_per_gb") - per_gb).abs() <= 0.01 + per_gb * 0.05, "{side:#}");
+    for (name, ends) in side["spread"].as_object().expect("an object") {
+        let (least, most) = (number(&ends[0]), number(&ends[1]));
+        assert!(least <= of(name) && of(name) <= most, "{name}: {side:#}");
+    }
+}
+
+#[test]
+fn a_mirror_and_the_copying_peer_are_measured_and_the_report_is_the_documented_one() {
+    let dir = scratch();
+    for verify in ["on", "off"] {
+        let report = report(
+            &dir,
+            &format!(
+                "relay --size 500 --record 200 --partitions 3 --messages 60000 --runs 2 \
+                 --latency 1 --verify {verify}"
+            ),
+        );
+        assert_eq!(keys(&report), ["machine", "note", "ours", "peer", "ratio", "runs"]);
+        assert_eq!(report["runs"], 2);
+        assert!(report["note"].as_str().is_some_and(|note| note.contains("7 or more")));
+        let machine = &report["machine"];
+        for (name, value) in [("size", 500), ("record", 200), ("partitions", 3), ("shards", 1)] {
+            assert_eq!(machine[name], value, "{machine:#}");
+        }
+        assert_eq!((&machine["verify"], &machine["peer"]), (&verify.into(), &"copy".into()));
+        assert!(machine["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+        check_relay_side(&report["ours"], 500.0);
+        check_relay_side(&report["peer"], 500.0);
+        let (ours, peer) = (&report["ours"], &report["peer"]);
+        // A record is a send as it lies, unless acks are slow. The peer has no ways of messages.
+        assert_eq!(number(&peer["messages_per_send"]), 200.0, "{report:#}");
+        assert!(number(&ours["messages_per_send"]) >= 200.0, "{report:#}");
+        assert!(number(&ours["p50_us"]) <= number(&ours["p99_us"]) && peer["p50_us"].is_null());
+        let ratio = number(&report["ratio"]["messages_per_second"]);
+        let expected = number(&ours["messages_per_second"]) / number(&peer["messages_per_second"]);
+        assert!((ratio - expected).abs() <= 0.002 + expected * 0.01, "{report:#}");
+        assert!(number(&report["ratio"]["cpu_per_gb"]) > 0.0);
+    }
+}
+
+#[test]
+fn a_run_may_be_as_long_as_one_says_and_stand_alone() {
+    let dir = scratch();
+    let alone = "relay --size 100 --record 50 --duration 1 --runs 1 --latency 0 --peer none";
+    let report = report(&dir, alone);
+    assert_eq!((&report["peer"], &report["ratio"]), (&Value::Null, &Value::Null));
+    assert_eq!(report["machine"]["duration_seconds"], 1);
+    check_relay_side(&report["ours"], 100.0);
+}
+
+#[test]
+fn small_records_are_merged_on_the_way_by_both_sides() {
+    let dir = scratch();
+    let small = "relay --size 100 --record 1 --messages 30000 --runs 1 --latency 0";
+    let report = report(&dir, small);
+    for side in ["ours", "peer"] {
+        assert!(number(&report[side]["messages_per_send"]) > 100.0, "{report:#}");
+    }
+}
+
+#[test]
+fn servers_that_are_named_are_used_and_nothing_is_left_on_them() {
+    let servers = [(); 2].map(|()| Server::start(ServerOptions::default()).expect("a port"));
+    let [up, down] = [&servers[0], &servers[1]].map(|server| server.address().to_string());
+    let dir = scratch();
+    let report = report(
+        &dir,
+        &format!(
+            "relay --size 50 --record 20 --partitions 2 --messages 4000 --runs 1 --up {up} \
+             --down iggy:iggy@{down}"
+        ),
+    );
+    assert_eq!(report["machine"]["servers"], "real");
+    assert!(report["ours"]["p50_us"].is_null(), "nobody sees acks there");
+    for server in &servers {
+        let mut client = support::Client::connect(&server.address().to_string()).expect("a login");
+        let reply = client.ask(&Request::Streams).expect("an answer").expect("streams");
+        assert!(matches!(&reply, Reply::Streams(streams) if streams.is_empty()), "{reply:?}");
+    }
+}
+
+#[test]
+fn the_official_client_is_a_peer_where_its_program_is() {
+    let own = Path::new(env!("CARGO_BIN_EXE_tidegate"));
+    let program = own.with_file_name("examples").join("sdk_relay");
+    if !program.is_file() {
+        // `cargo test` builds it, `cargo test --test bench` alone does not.
+        let why = format!("no {}: cargo build --example sdk_relay", program.display());
+        return support::skipped("the_official_client_is_a_peer_where_its_program_is", &why);
+    }
+    let dir = scratch();
+    let small = "relay --size 100 --record 100 --partitions 2 --messages 30000 --runs 1 \
+                 --peer sdk --latency 1";
+    let report = report(&dir, small);
+    check_relay_side(&report["peer"], 100.0);
+    assert!(number(&report["peer"]["p50_us"]) > 0.0, "{report:#}");
+    // Elsewhere the program is missing, and how to build it is said.
+    let alone = dir.path().join("tidegate");
+    std::fs::copy(own, &alone).expect("a copy");
+    let output = Command::new(&alone)
+        .args(["bench", "relay", "--peer", "sdk", "--messages", "1000", "--runs", "1"])
+        .env("TMPDIR", dir.path())
+        .output()
+        .expect("the binary");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("--example sdk_relay"), "{words}");
+}
+
+#[test]
+fn what_a_mirror_adds_to_the_way_of_a_message_is_the_difference_of_both_ways() {
+    let dir = scratch();
+    let report = report(&dir, "latency --rate 500 --partitions 2 --seconds 1 --runs 2");
+    let parts = ["added", "direct", "machine", "mirrored", "note", "rate", "runs"];
+    assert_eq!(keys(&report), parts);
+    for side in ["direct", "mirrored"] {
+        let side = &report[side];
+        let names = ["max_us", "messages", "p50_us", "p999_us", "p99_us", "spread"];
+        assert_eq!(keys(side), names);
+        // A second that counts of two runs; the one before it does not.
+        assert!((950.0..=1_050.0).contains(&number(&side["messages"])), "{side:#}");
+        let way = |name: &str| number(&side[name]);
+        assert!(way("p50_us") <= way("p99_us") && way("p99_us") <= way("p999_us"), "{side:#}");
+    }
+    for name in ["p50_us", "p99_us", "p999_us"] {
+        let added = number(&report["mirrored"][name]) - number(&report["direct"][name]);
+        assert!((number(&report["added"][name]) - added).abs() < 0.01, "{report:#}");
+    }
+    assert!(number(&report["added"]["p50_us"]) > 0.0, "two hops are longer than one: {report:#}");
+}
+
+#[test]
+fn saves_are_counted_alone_and_beside_a_mirror() {
+    let dir = scratch();
+    let report = report(&dir, "commit --feeds 3 --seconds 1 --runs 1");
+    assert_eq!(keys(&report), ["alone", "machine", "note", "runs", "under_load"]);
+    assert_eq!(number(&report["machine"]["bytes"]) % 4096.0, 0.0);
+    for side in ["alone", "under_load"] {
+        let side = &report[side];
+        let (saves, rate) = (number(&side["saves"]), number(&side["saves_per_second"]));
+        assert!(saves > 0.0 && rate <= saves && rate > saves * 0.5, "{side:#}");
+        assert!(number(&side["p50_us"]) <= number(&side["p99_us"]), "{side:#}");
+        // One after the other: together they take no longer than the run.
+        assert!(saves * number(&side["p50_us"]) < 2.5e6, "{side:#}");
+    }
+}
+
+#[test]
+fn a_mirror_with_nothing_to_copy_is_measured() {
+    let dir = scratch();
+    let report = report(&dir, "idle --topics 3 --partitions 4 --seconds 1 --runs 1");
+    let parts = [
+        "cpu_percent",
+        "machine",
+        "note",
+        "partitions",
+        "peak_memory_mib",
+        "runs",
+        "seconds",
+        "spread",
+        "topics",
+    ];
+    assert_eq!(keys(&report), parts);
+    assert!((0.0..60.0).contains(&number(&report["cpu_percent"])), "{report:#}");
+    assert!(number(&report["peak_memory_mib"]) > 1.0);
 }

@@ -14,8 +14,13 @@ pub struct Scratch(PathBuf);
 impl Scratch {
     /// `tidegate-<what>-…` where temporary files go.
     pub fn create(what: &str) -> io::Result<Scratch> {
+        Scratch::create_in(&std::env::temp_dir(), what)
+    }
+
+    /// The same in another directory.
+    pub fn create_in(place: &Path, what: &str) -> io::Result<Scratch> {
         let name = format!("tidegate-{what}-{}-{:08x}", std::process::id(), fastrand::u32(..));
-        let dir = Scratch(std::env::temp_dir().join(name));
+        let dir = Scratch(place.join(name));
         let builder = || {
             let mut builder = fs::DirBuilder::new();
             builder.mode(0o700);

@@ -51,16 +51,16 @@ impl Arrivals {
 
     /// The ack of so many messages was written at `now`; `origins`, if they are being watched.
     pub(super) fn acked(&self, count: u32, origins: &[u64], now: u64) {
-        // The count last: whoever sees it sees the rest.
-        self.last.fetch_max(now, Ordering::AcqRel);
-        self.sends.fetch_add(1, Ordering::AcqRel);
-        self.messages.fetch_add(u64::from(count), Ordering::AcqRel);
         if !origins.is_empty() {
             let mut seen = lock(&self.seen);
             let room = MOST.saturating_sub(seen.len());
             let new = origins.iter().take(room).map(|&origin| Arrival { origin, acked: now });
             seen.extend(new);
         }
+        // The count last: whoever sees it sees the rest.
+        self.last.fetch_max(now, Ordering::AcqRel);
+        self.sends.fetch_add(1, Ordering::AcqRel);
+        self.messages.fetch_add(u64::from(count), Ordering::AcqRel);
     }
 
     pub(super) fn so_far(&self) -> Acked {

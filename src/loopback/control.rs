@@ -18,6 +18,7 @@ use super::arrivals::{Acked, Arrival};
 use super::catalog::{Counters, Partition, Slots, Stream, Topic};
 use super::core::{Core, Delivery};
 use super::faults::{AppliedFault, Fault, FaultId, Scope, Times};
+use super::log::VerifiedBatch;
 use super::messages::SendBody;
 use super::nodes::Nodes;
 use super::options::TopicOptions;
@@ -81,6 +82,17 @@ pub enum ControlError {
     /// The messages do not fit into one batch.
     #[error("not one batch: {0}")]
     Batch(String),
+}
+
+/// The messages as a batch that a server takes.
+fn verified(partition: u32, messages: &[Message]) -> Result<VerifiedBatch, ControlError> {
+    let raw: Vec<_> = messages.iter().map(Message::raw).collect();
+    let (id, to) = (WireIdentifier::numeric(0), WirePartitioning::PartitionId(partition));
+    let mut body = BytesMut::new();
+    SendMessagesEncoder::encode(&mut body, &id, &id, &to, &raw)
+        .map_err(|error| ControlError::Batch(error.to_string()))?;
+    let batch = SendBody::decode(body.into()).into_batch();
+    batch.map_err(|error| ControlError::Batch(error.to_string()))
 }
 
 impl fmt::Debug for Control {
@@ -300,18 +312,29 @@ impl Control {
         partition: u32,
         messages: &[Message],
     ) -> Result<u64, ControlError> {
-        let raw: Vec<_> = messages.iter().map(Message::raw).collect();
-        let (id, to) = (WireIdentifier::numeric(0), WirePartitioning::PartitionId(partition));
-        let mut body = BytesMut::new();
-        SendMessagesEncoder::encode(&mut body, &id, &id, &to, &raw)
-            .map_err(|error| ControlError::Batch(error.to_string()))?;
-        let batch = SendBody::decode(body.into()).into_batch();
-        let batch = batch.map_err(|error| ControlError::Batch(error.to_string()))?;
+        let batch = verified(partition, messages)?;
         let mut core = self.core();
         let target = core.target(stream, topic, partition);
         let appended = target.and_then(|target| core.append(target, batch, unix_micros()));
         let (base, _) = appended.ok_or_else(|| unknown(stream, topic, Some(partition)))?;
         Ok(base)
+    }
+
+    /// Appends one batch of these messages again and again, past every limit of the topic; large
+    /// ones take memory once.
+    pub fn append_copies(
+        &self,
+        stream: &str,
+        topic: &str,
+        partition: u32,
+        messages: &[Message],
+        copies: u64,
+    ) -> Result<(), ControlError> {
+        let batch = verified(partition, messages)?;
+        let segment = self.core().settings.segment_bytes;
+        self.with_partition(stream, topic, partition, |found| {
+            found.log.append_copies(&batch, partition, unix_micros(), segment, copies);
+        })
     }
 
     /// At most `limit` messages from `from` on.

@@ -45,7 +45,7 @@ pub struct Settings {
     pub max_topic_bytes: u64,
     /// Status for an invalid batch; `None` is silence.
     pub invalid_batch_status: Option<u32>,
-    /// Messages get offsets and are forgotten; their checksums are not looked at.
+    /// Messages get offsets and are forgotten.
     pub discard: bool,
     /// Cluster id stamped on committed replies.
     pub cluster: u128,

@@ -17,6 +17,9 @@ use iggy_binary_protocol::batch::{
 };
 use twox_hash::XxHash3_64;
 
+/// From so many bytes on the frames of a batch that is appended again and again are kept once.
+const SHARE_FROM: usize = 16 << 10;
+
 /// A batch that passed every check and waits for its offsets.
 #[derive(Clone, Debug)]
 pub struct VerifiedBatch {
@@ -53,7 +56,10 @@ struct Record {
     base: u64,
     count: u32,
     timestamp: u64,
+    /// Header and frames, or the header alone where the frames are those of other records too.
     bytes: Bytes,
+    /// Frames that are not behind the header.
+    shared: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -153,16 +159,47 @@ impl Log {
         now: u64,
         segment_bytes: u64,
     ) -> u64 {
-        let VerifiedBatch { mut buffer, start, mut header, checksums } = batch;
-        // Append times never go back: timestamp polls search them.
-        let timestamp = self.records.back().map_or(now, |last| last.timestamp.max(now));
-        header.partition_id = u64::from(partition);
-        header.base_offset = self.next;
-        header.base_timestamp = timestamp;
-        header.batch_checksum = batch_checksum(&header, &checksums);
+        let header = self.stamped(&batch, partition, now);
+        let VerifiedBatch { mut buffer, start, .. } = batch;
         header.encode_into(&mut buffer[start..]);
         self.push(Bytes::from(buffer).slice(start..), &header, segment_bytes);
         header.base_offset
+    }
+
+    /// Appends the same batch `copies` times. Frames above [`SHARE_FROM`] bytes are kept once.
+    pub fn append_copies(
+        &mut self,
+        batch: &VerifiedBatch,
+        partition: u32,
+        now: u64,
+        segment_bytes: u64,
+        copies: u64,
+    ) {
+        let frames = &batch.buffer[batch.start + BATCH_HEADER_SIZE..];
+        if frames.len() < SHARE_FROM {
+            (0..copies).for_each(|_| {
+                self.append(batch.clone(), partition, now, segment_bytes);
+            });
+            return;
+        }
+        let shared = Bytes::copy_from_slice(frames);
+        for _ in 0..copies {
+            let header = self.stamped(batch, partition, now);
+            let mut bytes = vec![0; BATCH_HEADER_SIZE];
+            header.encode_into(&mut bytes);
+            self.push_shared(Bytes::from(bytes), shared.clone(), &header, segment_bytes);
+        }
+    }
+
+    /// The header that a batch gets here.
+    fn stamped(&self, batch: &VerifiedBatch, partition: u32, now: u64) -> BatchHeader {
+        let mut header = batch.header;
+        header.partition_id = u64::from(partition);
+        header.base_offset = self.next;
+        // Append times never go back: timestamp polls search them.
+        header.base_timestamp = self.records.back().map_or(now, |last| last.timestamp.max(now));
+        header.batch_checksum = batch_checksum(&header, &batch.checksums);
+        header
     }
 
     /// Gives out offsets for messages that are forgotten at once.
@@ -183,6 +220,9 @@ impl Log {
             }
             if record.base >= from && record.count <= left {
                 found.pieces.push(record.bytes.clone());
+                found
+                    .pieces
+                    .extend(Some(record.shared.clone()).filter(|frames| !frames.is_empty()));
                 found.count += record.count;
                 found.last = Some(record.next() - 1);
             } else if let Some(cut) = record.cut(from, left) {
@@ -263,8 +303,8 @@ impl Log {
             let record = self.records.pop_front().expect("the front was just seen");
             let segment = self.segments.front_mut().expect("a record lies in a segment");
             segment.records -= 1;
-            segment.bytes -= record.bytes.len() as u64;
-            self.bytes -= record.bytes.len() as u64;
+            segment.bytes -= record.len();
+            self.bytes -= record.len();
             if segment.records == 0 && self.segments.len() > 1 {
                 self.segments.pop_front();
             }
@@ -279,8 +319,8 @@ impl Log {
             let record = self.records.pop_back().expect("the back was just seen");
             let segment = self.segments.back_mut().expect("a record lies in a segment");
             segment.records -= 1;
-            segment.bytes -= record.bytes.len() as u64;
-            self.bytes -= record.bytes.len() as u64;
+            segment.bytes -= record.len();
+            self.bytes -= record.len();
             if segment.records == 0 {
                 self.segments.pop_back();
             }
@@ -304,6 +344,16 @@ impl Log {
     }
 
     fn push(&mut self, bytes: Bytes, header: &BatchHeader, segment_bytes: u64) {
+        self.push_shared(bytes, Bytes::new(), header, segment_bytes);
+    }
+
+    fn push_shared(
+        &mut self,
+        bytes: Bytes,
+        shared: Bytes,
+        header: &BatchHeader,
+        segment_bytes: u64,
+    ) {
         if self.segments.back().is_none_or(|segment| segment.bytes >= segment_bytes) {
             self.segments.push_back(Segment::default());
         }
@@ -317,6 +367,7 @@ impl Log {
             count: header.message_count,
             timestamp: header.base_timestamp,
             bytes,
+            shared,
         });
     }
 }
@@ -333,10 +384,23 @@ impl Record {
         self.base + u64::from(self.count)
     }
 
+    fn frames(&self) -> Bytes {
+        match self.shared.is_empty() {
+            true => self.bytes.slice(BATCH_HEADER_SIZE..),
+            false => self.shared.clone(),
+        }
+    }
+
+    /// Bytes of header and frames, wherever they are.
+    fn len(&self) -> u64 {
+        (self.bytes.len() + self.shared.len()) as u64
+    }
+
     /// The first `limit` messages with an offset of at least `from`.
     fn cut(&self, from: u64, limit: u32) -> Option<Cut> {
         let mut header = BatchHeader::decode(&self.bytes).expect("checked when it was appended");
-        let batch = BatchRef::new(header, &self.bytes[BATCH_HEADER_SIZE..]);
+        let frames = self.frames();
+        let batch = BatchRef::new(header, &frames);
         let mut range = None;
         let mut count = 0;
         let mut last = 0;
@@ -354,7 +418,7 @@ impl Record {
             last = offset;
         }
         let (start, end) = range?;
-        let blob = self.bytes.slice(BATCH_HEADER_SIZE + start..BATCH_HEADER_SIZE + end);
+        let blob = frames.slice(start..end);
         header.batch_length = (BATCH_HEADER_SIZE + blob.len()) as u64;
         header.message_count = count;
         header.batch_checksum = calculate_batch_checksum(&header, &blob);
@@ -438,6 +502,29 @@ mod tests {
         assert_eq!(one.pieces.len(), 2);
         let same = one.pieces.iter().zip(&two.pieces).all(|(a, b)| a.as_ptr() == b.as_ptr());
         assert!(same);
+    }
+
+    #[test]
+    fn copies_that_share_their_frames_are_records_like_others() {
+        let large = batch(1, 400);
+        let (mut shared, mut apart) = (Log::default(), Log::default());
+        shared.append_copies(&large, 3, 1_000, 1 << 20, 4);
+        (0..4).for_each(|_| {
+            apart.append(large.clone(), 3, 1_000, 1 << 20);
+        });
+        assert_eq!((shared.next(), shared.bytes()), (1_600, apart.bytes()));
+        for (from, count) in [(0, 1_600), (1, 400), (400, 400), (5, 900), (1_599, 1)] {
+            let seen = |log: &Log| log.read(from, count).pieces.concat();
+            assert_eq!(seen(&shared), seen(&apart), "from {from} count {count}");
+        }
+        let records = shared.read(0, 1_600).pieces;
+        assert_eq!(records[1].as_ptr(), records[7].as_ptr(), "kept once");
+        for log in [&mut shared, &mut apart] {
+            log.lose_tail(250);
+            log.retain_from(400);
+        }
+        assert_eq!(shared.bytes(), apart.bytes());
+        assert_eq!(messages(&shared.read(0, 9_999)), messages(&apart.read(0, 9_999)));
     }
 
     #[test]

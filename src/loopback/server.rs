@@ -49,6 +49,8 @@ pub struct ServerOptions {
     pub max_topic_bytes: u64,
     /// Status for an invalid batch; `None` is silence, as the edge server does.
     pub invalid_batch_status: Option<u32>,
+    /// Messages are checked, get offsets and are forgotten: for benchmarks.
+    pub discard: bool,
 }
 
 /// A running broker; dropping it ends every thread and connection.
@@ -96,6 +98,7 @@ impl Default for ServerOptions {
             segment_bytes: settings.segment_bytes,
             max_topic_bytes: settings.max_topic_bytes,
             invalid_batch_status: settings.invalid_batch_status,
+            discard: settings.discard,
         }
     }
 }
@@ -110,6 +113,7 @@ impl ServerOptions {
             segment_bytes: self.segment_bytes,
             max_topic_bytes: self.max_topic_bytes,
             invalid_batch_status: self.invalid_batch_status,
+            discard: self.discard,
             ip: address.ip().to_string(),
             port: address.port(),
             ..Settings::default()

@@ -19,7 +19,7 @@ use super::latency::{self, RATE};
 use super::stage::{Build, Stage, create_slot};
 use super::wait::Patience;
 use super::workload::Workload;
-use super::{drain, postgres, procfs};
+use super::{drain, listed, postgres, procfs};
 use crate::cli::Exit;
 use crate::cli::null_sink::SLOTS;
 use crate::cli::report;
@@ -191,10 +191,4 @@ fn options(args: &CaptureArgs, rows: u64) -> Value {
         "server": "fsync off, autovacuum off",
         "build": super::build(),
     })
-}
-
-fn listed(object: &Value) -> String {
-    let members = object.as_object().into_iter().flatten();
-    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    members.map(|(key, value)| format!("{key} {}", shown(value))).collect::<Vec<_>>().join(", ")
 }

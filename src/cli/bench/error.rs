@@ -61,6 +61,25 @@ pub enum BenchError {
         /// The kernel's words.
         why: io::Error,
     },
+    /// A server that was named does not do its part.
+    #[error("the server at {address}: {why}")]
+    Server {
+        /// Its address.
+        address: String,
+        /// What went wrong.
+        why: io::Error,
+    },
+    /// The peer is a program of its own, and it is not there.
+    #[error(
+        "no program sdk_relay in {looked}; it is an example of this crate, because the SDK is no \
+         part of the daemon: build it with `cargo build {flags}--example sdk_relay`"
+    )]
+    NoPeer {
+        /// Where it was looked for.
+        looked: String,
+        /// What the build needs to be like this one.
+        flags: &'static str,
+    },
     /// What was made for the measurement was refused.
     #[error("the benchmark's own input was refused: {0}")]
     Refused(String),

@@ -49,6 +49,12 @@ impl Spread {
         Spread { median: f64::midpoint(low, high), least: *least, most: *most }
     }
 
+    /// In another unit.
+    pub fn times(self, factor: f64) -> Spread {
+        let Spread { median, least, most } = self;
+        Spread { median: median * factor, least: least * factor, most: most * factor }
+    }
+
     /// In words, with so many digits.
     pub fn shown(&self, digits: usize) -> String {
         let Spread { median, least, most } = self;

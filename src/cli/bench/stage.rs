@@ -249,7 +249,7 @@ fn text(
 }
 
 /// It holds a password.
-fn write_private(file: &Path, text: &str) -> io::Result<()> {
+pub fn write_private(file: &Path, text: &str) -> io::Result<()> {
     let mut options = fs::File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(file)?;
     file.write_all(text.as_bytes())

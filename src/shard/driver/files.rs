@@ -53,6 +53,11 @@ impl StateDir {
         &self.path
     }
 
+    /// False once the file system refused `O_DIRECT`.
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
     /// The save of `image` as the file of `source` on `shard`, for [`save`].
     pub fn begin(&self, source: &str, shard: u16, image: Vec<u8>) -> Save {
         Save::new(&self.path, source, shard, image, self.direct.load(Ordering::Relaxed))

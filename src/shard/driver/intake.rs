@@ -42,9 +42,21 @@ impl Intake {
         &mut self,
         stream: &mut impl AsyncReadRent,
         len: usize,
+        progress: impl FnMut(usize),
+    ) -> io::Result<Vec<u8>> {
+        self.body_in(stream, Vec::with_capacity(len), len, progress).await
+    }
+
+    /// The same in a buffer that was used before; what it held is gone.
+    pub async fn body_in(
+        &mut self,
+        stream: &mut impl AsyncReadRent,
+        mut body: Vec<u8>,
+        len: usize,
         mut progress: impl FnMut(usize),
     ) -> io::Result<Vec<u8>> {
-        let mut body = Vec::with_capacity(len);
+        body.clear();
+        body.reserve(len);
         body.extend_from_slice(self.take(len));
         while body.len() < len {
             let filled = body.len();

@@ -165,7 +165,7 @@ async fn watch(shared: &Shared) {
 }
 
 /// One write of what is left of `batch`; never zero bytes.
-pub(super) async fn write_some(
+pub(crate) async fn write_some(
     stream: &mut impl AsyncWriteRent,
     mut batch: WriteBatch,
 ) -> (io::Result<usize>, WriteBatch) {
