@@ -431,7 +431,8 @@ impl Source {
 
     /// Files that hold nothing but tests or their fixtures.
     fn is_test(&self) -> bool {
-        self.path.ends_with("tests.rs") || self.path.ends_with("fixture.rs")
+        let is_part = self.path.contains("/tests/");
+        is_part || self.path.ends_with("tests.rs") || self.path.ends_with("fixture.rs")
     }
 
     /// Every path behind `crate::`, groups expanded, with its line.

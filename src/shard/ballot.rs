@@ -13,9 +13,8 @@
 //! of a topic that was created at another time. What a node shows is committed: the highest end
 //! is the end, once a majority has answered.
 
-use std::sync::Arc;
-
-use super::event::Failure;
+use super::event::{Failure, Place};
+use super::nodes::{Heard, Nodes};
 use crate::batch::TopicName;
 use crate::iggy_wire::{PollFrom, Polled, Reply, Request, ServerError, TopicInfo, Verify, record};
 use crate::ingest::history::end_of_empty_reply;
@@ -54,10 +53,8 @@ pub enum Silence {
 /// What a node shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Where it was dialled.
-    pub address: Arc<str>,
-    /// Address and port of the peer.
-    pub peer: Arc<str>,
+    /// Where it is.
+    pub place: Place,
     /// Where the partition ends there.
     pub end: u64,
 }
@@ -139,15 +136,11 @@ fn words(failure: &Failure) -> String {
 }
 
 /// How many nodes said where the partition ends. A node that was reached under two names counts
-/// once. `home`: the peer of the node in use if it is one of those that count.
-pub fn heard(home: Option<&str>, shown: &[Shown]) -> usize {
-    let mut peers: Vec<&str> = home.into_iter().collect();
-    for Shown { peer, .. } in shown {
-        if !peers.contains(&&**peer) {
-            peers.push(peer);
-        }
-    }
-    peers.len()
+/// once. `home`: where the node in use is, if it is one of those that count.
+pub fn heard(nodes: &Nodes, home: Option<&Place>, shown: &[Shown]) -> Heard {
+    let others = shown.iter().map(|shown| &shown.place);
+    let places: Vec<Place> = home.into_iter().chain(others).cloned().collect();
+    Heard { nodes: nodes.told_apart(&places), answers: places.len() }
 }
 
 /// The node that shows the most, the first of several.
@@ -194,7 +187,15 @@ mod tests {
     }
 
     fn shown(address: &str, peer: &str, end: u64) -> Shown {
-        Shown { address: address.into(), peer: peer.into(), end }
+        Shown { place: Place { address: address.into(), peer: peer.into() }, end }
+    }
+
+    /// How many nodes are heard where three are configured and nothing is advertised.
+    fn nodes_heard(home: Option<&str>, shown: &[Shown]) -> usize {
+        let configured = ["a:1", "b:1", "c:1"].map(str::to_owned);
+        let home = home.map(|peer| Place { address: "c:1".into(), peer: peer.into() });
+        let any = Place { address: "a:1".into(), peer: "a:1".into() };
+        heard(&Nodes::new(&configured, &[], &any), home.as_ref(), shown).nodes
     }
 
     #[test]
@@ -224,9 +225,9 @@ mod tests {
     #[test]
     fn a_node_counts_once() {
         let two = [shown("a:1", "10.0.0.1:1", 5), shown("b:1", "10.0.0.1:1", 6)];
-        assert_eq!((heard(None, &two), heard(Some("10.0.0.1:1"), &two)), (1, 1));
-        assert_eq!(heard(Some("10.0.0.2:1"), &two), 2);
-        assert_eq!(heard(Some("10.0.0.2:1"), &[]), 1);
+        assert_eq!((nodes_heard(None, &two), nodes_heard(Some("10.0.0.1:1"), &two)), (1, 1));
+        assert_eq!(nodes_heard(Some("10.0.0.2:1"), &two), 2);
+        assert_eq!((nodes_heard(Some("10.0.0.2:1"), &[]), nodes_heard(None, &[])), (1, 0));
         assert_eq!(highest(&two).map(|shown| shown.end), Some(6));
         assert_eq!(highest(&[]), None);
     }

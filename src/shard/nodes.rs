@@ -3,10 +3,11 @@
 //!
 //! An address only ever stands for one node, and a set of voters is either the configured
 //! addresses or the advertised ones, never a mixture: one node under two names would count twice.
-//! How many nodes there are is what the roster counts, whatever their addresses: nodes that share
-//! one, as behind a translated network, have one vote among them, and a majority stays that of
-//! all. Advertised loopback addresses are believed only over a loopback connection; from elsewhere
-//! they lead to another server, possibly to the other side of the mirror.
+//! Which answers came from different nodes is told by what the cluster calls them, see
+//! [`Nodes::told_apart`]. How many nodes there are is what the roster counts, whatever their
+//! addresses: nodes that share one, as behind a translated network, have one vote among them, and a
+//! majority stays that of all. Advertised loopback addresses are believed only over a loopback
+//! connection; from elsewhere they lead to another server, perhaps to the mirror's other side.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -38,6 +39,15 @@ pub struct Voters {
     pub addresses: Vec<Arc<str>>,
     /// The addresses are the cluster's own words.
     pub is_advertised: bool,
+}
+
+/// How many answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Heard {
+    /// Nodes for certain.
+    pub nodes: usize,
+    /// Addresses.
+    pub answers: usize,
 }
 
 impl Place {
@@ -92,6 +102,38 @@ impl Nodes {
         all
     }
 
+    /// How many nodes certainly answered, of those at these places; all of one set of voters.
+    ///
+    /// One node may be reached at several addresses (IPv4 and IPv6, a name of its own), so only
+    /// what the cluster calls a node tells it from another: as soon as one configured address or
+    /// its peer is an advertised one, the others that are not count for nothing. Where none is,
+    /// as behind a translated network, the operator's word has to do that every node is named:
+    /// then each address beyond the number of nodes may be the second one of any.
+    pub fn told_apart(&self, places: &[Place]) -> usize {
+        let of_peer = |peer: &str| self.advertised.iter().position(|it| same_address(it, peer));
+        let name_of = |place: &Place| of_peer(&place.peer).or_else(|| of_peer(&place.address));
+        let is_one = |name: usize| !self.is_shared(&self.advertised[name]);
+        let (mut peers, mut names) = (Vec::new(), Vec::new());
+        let (mut named, mut unnamed, mut again) = (0_usize, 0, 0);
+        for place in places {
+            let name = name_of(place);
+            let is_new =
+                !peers.contains(&&place.peer) && !name.is_some_and(|it| names.contains(&it));
+            peers.push(&place.peer);
+            names.extend(name);
+            match name {
+                _ if !is_new => again += 1,
+                Some(_) => named += 1,
+                None => unnamed += 1,
+            }
+        }
+        let calls = |address: &Arc<str>| of_peer(address).is_some_and(is_one);
+        let tells = names.iter().any(|name| is_one(*name)) || self.configured.iter().any(calls);
+        let spare = (self.configured.len().saturating_sub(again)).saturating_sub(self.count);
+        let sure = if tells { named } else { (named + unnamed).saturating_sub(spare) };
+        sure.max(usize::from(!places.is_empty()))
+    }
+
     /// Whether an address is advertised by several nodes: who is named by it is not known.
     pub fn is_shared(&self, address: &str) -> bool {
         self.shared.iter().any(|shared| same_address(shared, address))
@@ -117,20 +159,27 @@ impl Nodes {
         all
     }
 
-    /// That too few nodes answered, and what to do where too few are configured.
-    pub fn too_few(&self, heard: usize, silent: &str) -> String {
+    /// That too few nodes answered, and what to do where too few are configured, or where some of
+    /// those that answered cannot be told apart.
+    pub fn too_few(&self, heard: Heard, silent: &str) -> String {
         let (count, majority, configured) = (self.count, self.majority(), self.configured.len());
+        let Heard { nodes, answers } = heard;
         let few = if configured < count {
             let advertised = self.advertised.len();
             format!(
                 "; {configured} configured and {advertised} usable advertised addresses are \
                  known: name every node in addresses"
             )
+        } else if answers > nodes {
+            format!(
+                "; {answers} addresses answered, which may lead to fewer nodes: name each node \
+                 once in addresses, as it is advertised"
+            )
         } else {
             String::new()
         };
         format!(
-            "{heard} nodes say what the destination holds, {majority} of {count} are a \
+            "{nodes} nodes say what the destination holds, {majority} of {count} are a \
              majority{few}{silent}"
         )
     }
@@ -237,9 +286,57 @@ mod tests {
         let five = [("10.0.0.1", 1), ("10.0.0.2", 1), ("", 1), ("", 1), ("", 1)];
         let five = nodes(&["a:1"], &five);
         assert_eq!((five.majority(), sets(&five)), (3, vec![]), "of five, two in sight");
-        assert!(five.too_few(0, "").contains("3 of 5 are a majority; 1 configured and 2"));
-        assert!(some.too_few(1, "").contains("name every node"));
-        assert!(!all.too_few(1, "").contains("name every node"));
+        let heard = |nodes, answers| Heard { nodes, answers };
+        let few = five.too_few(heard(0, 0), "");
+        assert!(few.contains("3 of 5 are a majority; 1 configured and 2"), "{few}");
+        assert!(some.too_few(heard(1, 1), "").contains("name every node"));
+        assert!(!all.too_few(heard(1, 1), "").contains("; name"));
+        assert!(all.too_few(heard(1, 2), "").contains("2 addresses answered"));
+    }
+
+    /// How many nodes these addresses are for certain; `name@peer` or the peer alone.
+    fn apart(nodes: &Nodes, heard: &[&str]) -> usize {
+        let place_of = |text: &&str| {
+            let (address, peer) = text.split_once('@').unwrap_or((text, text));
+            place(address, peer)
+        };
+        nodes.told_apart(&heard.iter().map(place_of).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn two_addresses_of_one_node_are_one_vote() {
+        let three = [("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)];
+        // As many addresses as nodes, and two of them lead to the first one.
+        let twice = nodes(&["10.0.0.1:1", "[fd00::1]:1", "10.0.0.2:1"], &three);
+        assert_eq!(apart(&twice, &["10.0.0.1:1", "[fd00::1]:1"]), 1);
+        assert_eq!(apart(&twice, &["[fd00::1]:1", "10.0.0.2:1"]), 1, "who the first is, who knows");
+        assert_eq!(apart(&twice, &["[fd00::1]:1"]), 1, "one at least");
+        assert_eq!(apart(&twice, &["10.0.0.1:1", "[fd00::1]:1", "10.0.0.2:1"]), 2);
+        // Names: what they lead to tells.
+        let named = nodes(&["a:1", "a6:1", "b:1"], &three);
+        assert_eq!(apart(&named, &["a:1@10.0.0.1:1", "a6:1@[fd00::1]:1"]), 1);
+        assert_eq!(apart(&named, &["a:1@10.0.0.1:1", "b:1@10.0.0.2:1"]), 2);
+        assert_eq!(apart(&named, &["a:1@10.0.0.1:1", "b:1@10.0.0.1:1"]), 1);
+        let by_name = nodes(&["n1:1", "n2:1", "n3:1"], &[("n1", 1), ("n2", 1), ("n3", 1)]);
+        assert_eq!(apart(&by_name, &["n1:1@10.0.0.1:1", "n2:1@10.0.0.2:1"]), 2);
+        assert_eq!(apart(&by_name, &[]), 0);
+    }
+
+    #[test]
+    fn addresses_that_no_node_advertises_are_believed_to_name_every_node() {
+        let hidden = [("172.17.0.2", 1), ("172.17.0.3", 1), ("172.17.0.4", 1)];
+        let each = nodes(&["a:1", "b:1", "c:1"], &hidden);
+        assert_eq!(apart(&each, &["a:1", "b:1"]), 2);
+        assert_eq!(apart(&each, &["a:1@10.0.0.1:1", "b:1@10.0.0.1:1"]), 1);
+        // One too many: any of them may be the second one of any other.
+        let more = nodes(&["a:1", "a6:1", "b:1", "c:1"], &hidden);
+        assert_eq!(apart(&more, &["a:1", "a6:1"]), 1);
+        assert_eq!(apart(&more, &["a:1", "a6:1", "b:1"]), 2);
+        // Unless it is known which.
+        assert_eq!(apart(&more, &["a:1@10.0.0.1:1", "a6:1@10.0.0.1:1", "b:1"]), 2);
+        let alike = nodes(&["10.0.0.1:1", "b:1", "c:1"], &[("10.0.0.1", 1); 3]);
+        assert_eq!(apart(&alike, &["10.0.0.1:1", "b:1"]), 2, "what all are called tells nothing");
+        assert_eq!(apart(&nodes(&["a:1", "b:1"], &[]), &["a:1", "b:1"]), 2);
     }
 
     #[test]

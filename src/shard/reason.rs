@@ -49,6 +49,12 @@ reasons! {
     /// The upstream topic or partition is not there, or its log answers less than it held.
     WAITING_UPSTREAM = Degraded "waiting_upstream",
         "wait, or see whether the upstream topic was deleted or its server is still starting";
+    /// M5: the same for longer than `reset_grace`, at a node that may lag.
+    UPSTREAM_BEHIND = Degraded "upstream_behind",
+        "wait if the upstream node lags, or name one that does not first in addresses; if the \
+         topic was purged or put back to an older state, stop the daemon and run `tidegate state \
+         reset --source … --topic …`, and set on_nonempty_destination = \"append\" to copy what is \
+         there now behind what was copied";
     /// The destination topic or partition is not there.
     WAITING_DESTINATION = Degraded "waiting_destination",
         "create the destination topic with as many partitions as upstream, or set \

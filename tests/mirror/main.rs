@@ -11,11 +11,13 @@ mod nodes;
 mod outages;
 mod random;
 mod reserve;
+mod setup;
 mod world;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use setup::*;
 use tidegate::batch::TopicName;
 use tidegate::config::*;
 use tidegate::loopback::{Fault, Scope, Times};
@@ -25,67 +27,6 @@ use world::World;
 
 #[global_allocator]
 static HEAP: heap::Heap = heap::Heap;
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn cluster(key: &str) -> Arc<ClusterPlan> {
-    Arc::new(ClusterPlan {
-        key: key.into(),
-        addresses: vec!["127.0.0.1:1".into()],
-        credentials: Credentials::Token("t".into()),
-        connect_timeout: 5 * SECOND,
-        request_timeout: 10 * SECOND,
-        settle: Settle { configured: 2 * SECOND, several: 10 * SECOND },
-        allow_untested_server: false,
-    })
-}
-
-fn plan() -> MirrorPlan {
-    MirrorPlan {
-        key: "test".into(),
-        from: cluster("east"),
-        to: cluster("west"),
-        topics: vec![TopicPlan {
-            upstream: TopicName::new("orders", "events"),
-            downstream: TopicName::new("orders", "events"),
-        }],
-        initial_offset: InitialOffset::Earliest,
-        partitions: Partitions::Preserve,
-        auto_create: true,
-        retry_interval: SECOND,
-        max_retry_interval: 60 * SECOND,
-        reset_grace: 60 * SECOND,
-        state_interval: SECOND,
-        discovery_interval: 5 * SECOND,
-        degraded_after: 60 * SECOND,
-        commit_failure_threshold: 16,
-        verify_checksums: true,
-        max_batch_bytes: 8 << 20,
-        on_offset_expired: OnOffsetExpired::EarliestAvailable,
-        on_history_changed: OnHistoryChanged::Fail,
-        on_destination_lost: OnDestinationLost::Fail,
-        on_nonempty_destination: OnNonemptyDestination::Fail,
-        on_missing_upstream: OnMissingUpstream::Wait,
-        on_bad_record: OnBadRecord::Fail,
-        on_corrupt_state: OnCorruptState::Fail,
-    }
-}
-
-/// A world with the topic on both sides.
-fn world_with(plan: MirrorPlan, partitions: u32) -> World {
-    let mut world = World::new(plan);
-    world.create(true, "orders", "events", partitions);
-    world.create(false, "orders", "events", partitions);
-    world
-}
-
-fn world(partitions: u32) -> World {
-    world_with(plan(), partitions)
-}
-
-fn copied(world: &World, partition: u32, position: u64) -> bool {
-    world.feed(partition).position >= position
-}
 
 #[test]
 fn a_backlog_and_what_follows_are_copied_in_order() {
@@ -311,10 +252,7 @@ fn an_upstream_that_lost_its_tail_stops_or_restarts_by_policy() {
 #[test]
 fn a_reset_log_that_grew_past_the_old_end_is_noticed() {
     let mut w = world(1);
-    w.write(true, 0, 0, 100);
-    w.start(1);
-    w.until("copied", |w| copied(w, 0, 100));
-    w.run(2 * SECOND);
+    copy(&mut w, 100);
     w.up.core.log("orders", "events", 0).unwrap().clear();
     w.write(true, 0, 5000, 150);
     w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
@@ -326,10 +264,7 @@ fn a_reset_log_that_grew_past_the_old_end_is_noticed() {
 fn another_log_in_place_of_a_stopped_one_is_upstreams_change_not_the_destinations() {
     for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
         let mut w = world_with(MirrorPlan { on_history_changed: policy, ..plan() }, 1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         w.kill();
         w.up.core.log("orders", "events", 0).unwrap().clear();
         w.write(true, 0, 5000, 150);
@@ -350,10 +285,7 @@ fn a_recreated_upstream_topic_is_another_history() {
     for more in [10, 100, 500] {
         let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
         let mut w = world_with(restart, 1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         w.up.core.forget_topic("orders", "events");
         w.run(3 * SECOND);
         assert_eq!(w.feed(0).condition.reason, "waiting_upstream");
@@ -512,10 +444,7 @@ fn a_nonempty_destination_without_state_needs_a_word_h32() {
 fn a_wiped_destination_stops_or_is_refilled_h29() {
     for policy in [OnDestinationLost::Fail, OnDestinationLost::Refill] {
         let mut w = world_with(MirrorPlan { on_destination_lost: policy, ..plan() }, 1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         w.kill();
         w.down.core.forget_topic("orders", "events");
         w.run(SECOND);
@@ -849,10 +778,7 @@ fn a_longer_destination_is_never_taken_for_a_lost_upstream_tail() {
     for extra in [1, 20] {
         let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
         let mut w = world_with(restart, 1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         w.kill();
         w.foreign = true;
         w.write(false, 0, 900, extra);

@@ -15,16 +15,10 @@ pub fn plan_to(nodes: &[usize]) -> MirrorPlan {
     MirrorPlan { to: Arc::new(west), ..plan() }
 }
 
-/// Three nodes that hold a copied topic of `copied` messages, the daemon stopped in order or not.
+/// Three nodes that hold a copied topic of `messages` messages, the daemon stopped in order or not.
 fn after_a_copy(nodes: &[usize], messages: u64, orderly: bool) -> World {
-    let mut w = World::new(plan_to(nodes));
-    w.cluster(NODES);
-    w.create(true, "orders", "events", 1);
-    w.create(false, "orders", "events", 1);
-    w.write(true, 0, 0, messages);
-    w.start(1);
-    w.until("copied", |w| copied(w, 0, messages));
-    w.run(2 * SECOND);
+    let mut w = cluster_world(plan_to(nodes), NODES);
+    copy(&mut w, messages);
     if orderly {
         w.drain();
         w.until("drained", |w| w.is_drained());
@@ -131,10 +125,7 @@ fn a_minority_says_nothing() {
 #[test]
 fn refused_sends_walk_to_the_node_that_takes_them() {
     for primary in [1, 2] {
-        let mut w = World::new(plan_to(&[0, 1, 2]));
-        w.cluster(NODES);
-        w.create(true, "orders", "events", 1);
-        w.create(false, "orders", "events", 1);
+        let mut w = cluster_world(plan_to(&[0, 1, 2]), NODES);
         w.down.core.nodes().set_routes(false);
         w.down.core.nodes().set_primary(Some(primary));
         w.write(true, 0, 0, 10);
@@ -156,10 +147,7 @@ fn refused_sends_walk_to_the_node_that_takes_them() {
 #[test]
 fn the_primary_moves_while_messages_flow() {
     for routes in [true, false] {
-        let mut w = World::new(plan_to(&[0, 1, 2]));
-        w.cluster(NODES);
-        w.create(true, "orders", "events", 1);
-        w.create(false, "orders", "events", 1);
+        let mut w = cluster_world(plan_to(&[0, 1, 2]), NODES);
         let nodes = w.down.core.nodes();
         nodes.set_routes(routes);
         (0..NODES).for_each(|node| nodes.set_lag(node, 7));
@@ -238,10 +226,7 @@ fn a_refused_send_is_not_repeated_to_a_node_that_knows_more_by_then() {
 
 #[test]
 fn nodes_that_point_at_each_other_end_after_three_hops_with_both_named_h08() {
-    let mut w = World::new(plan_to(&[0, 1]));
-    w.cluster(2);
-    w.create(true, "orders", "events", 1);
-    w.create(false, "orders", "events", 1);
+    let mut w = cluster_world(plan_to(&[0, 1]), 2);
     w.down.core.nodes().set_named(0, Some(1));
     w.down.core.nodes().set_named(1, Some(0));
     w.write(true, 0, 0, 10);
@@ -261,10 +246,7 @@ fn nodes_that_point_at_each_other_end_after_three_hops_with_both_named_h08() {
 fn an_advertised_address_that_leads_nowhere_leaves_the_configured_ones_h08() {
     for routes in [true, false] {
         // Behind a translated network: what the nodes call themselves means nothing here.
-        let mut w = World::new(plan_to(&[0, 1, 2]));
-        w.cluster(NODES);
-        w.create(true, "orders", "events", 1);
-        w.create(false, "orders", "events", 1);
+        let mut w = cluster_world(plan_to(&[0, 1, 2]), NODES);
         let nodes = w.down.core.nodes();
         (0..NODES).for_each(|node| nodes.advertise(node, &format!("172.17.0.{}", node + 2), 8090));
         nodes.set_routes(routes);
@@ -279,10 +261,7 @@ fn an_advertised_address_that_leads_nowhere_leaves_the_configured_ones_h08() {
 #[test]
 fn one_configured_address_is_enough_to_find_the_primary() {
     for routes in [true, false] {
-        let mut w = World::new(plan_to(&[0]));
-        w.cluster(NODES);
-        w.create(true, "orders", "events", 1);
-        w.create(false, "orders", "events", 1);
+        let mut w = cluster_world(plan_to(&[0]), NODES);
         let nodes = w.down.core.nodes();
         nodes.set_routes(routes);
         nodes.set_primary(Some(2));
@@ -415,6 +394,35 @@ fn configured_addresses_of_every_node_decide_once_a_majority_answers() {
 }
 
 #[test]
+fn two_addresses_of_one_node_among_as_many_as_nodes_are_one_vote_m6() {
+    for routes in [true, false] {
+        for translated in [true, false] {
+            // The primary has what the other two lag behind with, and one of those is away too.
+            let mut w = behind_translation(&[0, 1, 2], routes);
+            let mut west = ClusterPlan::clone(&w.plan.to);
+            w.aliases = vec![("[fd00::1]:1".into(), 0)];
+            west.addresses.insert(1, "[fd00::1]:1".into());
+            if !translated {
+                // It is known which addresses are whose; one of them is left out.
+                west.addresses.pop();
+                for node in 0..NODES {
+                    let address = format!("10.0.0.{}", node + 1);
+                    w.down.core.nodes().advertise(node, &address, 1);
+                }
+            }
+            w.plan = Arc::new(MirrorPlan { to: Arc::new(west), ..MirrorPlan::clone(&w.plan) });
+            w.reach_node(1, false);
+            assert_undecided(&mut w, "2 of 3 are a majority");
+            let detail = w.feed(0).condition.detail;
+            assert!(!translated || detail.contains("2 addresses answered"), "{detail}");
+            w.reach_node(2, true);
+            goes_on(&mut w, 100);
+            assert_eq!(w.feed(0).counters.resets, 0, "{routes} {translated}");
+        }
+    }
+}
+
+#[test]
 fn what_leads_to_another_cluster_decides_nothing_m12() {
     for routes in [true, false] {
         for refill in [true, false] {
@@ -512,10 +520,7 @@ fn a_single_message_on_another_node_is_not_overlooked() {
 
 #[test]
 fn many_nodes_are_asked_within_the_reserve() {
-    let mut w = World::new(plan_to(&[0]));
-    w.cluster(9);
-    w.create(true, "orders", "events", 1);
-    w.create(false, "orders", "events", 1);
+    let mut w = cluster_world(plan_to(&[0]), 9);
     let nodes = w.down.core.nodes();
     nodes.set_routes(false);
     nodes.set_primary(Some(8));
@@ -528,10 +533,7 @@ fn many_nodes_are_asked_within_the_reserve() {
 #[test]
 fn a_server_that_says_it_is_one_of_several_settles_as_a_cluster() {
     for (count, least) in [(1, 2), (NODES, 10)] {
-        let mut w = World::new(plan_to(&[0]));
-        w.cluster(count);
-        w.create(true, "orders", "events", 1);
-        w.create(false, "orders", "events", 1);
+        let mut w = cluster_world(plan_to(&[0]), count);
         w.write(true, 0, 0, 10);
         w.start(1);
         w.until("copied", |w| copied(w, 0, 10));
@@ -559,18 +561,51 @@ fn a_server_that_says_it_is_one_of_several_settles_as_a_cluster() {
     }
 }
 
+/// That upstream shows too little may be a lag; what outlasts the grace is told with advice.
+fn assert_is_told_in_time(w: &mut World) {
+    w.run(50 * SECOND);
+    assert_eq!(w.feed(0).condition.reason, "waiting_upstream", "{:?}", w.feed(0).condition);
+    // Tries are up to a minute apart by then.
+    w.until("told", |w| w.feed(0).condition.reason == "upstream_behind");
+    for pause in [1, 50, 200] {
+        w.run(pause * SECOND);
+        let condition = w.feed(0).condition;
+        assert_eq!(condition.reason, "upstream_behind", "{condition:?}");
+        assert_eq!(condition.status, Status::Degraded);
+        assert!(condition.advice.contains("state reset"), "{condition:?}");
+    }
+}
+
+#[test]
+fn a_purge_of_an_upstream_of_several_nodes_is_told_with_advice_m5() {
+    for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
+        for restarted in [true, false] {
+            let mut w = upstream_of_two(MirrorPlan { on_history_changed: policy, ..plan_to(&[0]) });
+            copy(&mut w, 100);
+            meanwhile(&mut w, restarted, |w| w.up.core.log("orders", "events", 0).unwrap().clear());
+            w.write(true, 0, 500, 20);
+            assert_is_told_in_time(&mut w);
+            assert_eq!(w.read(false, 0).len(), 100, "nothing is decided");
+            // As advised: the position is forgotten, and what there is goes behind what was.
+            w.kill();
+            w.disk.clear();
+            let mut plan = MirrorPlan::clone(&w.plan);
+            plan.on_nonempty_destination = OnNonemptyDestination::Append;
+            w.plan = Arc::new(plan);
+            w.start(1);
+            w.until("copied", |w| w.read(false, 0).len() == 120);
+            assert_eq!(w.feed(0).condition.status, Status::Running);
+        }
+    }
+}
+
 #[test]
 fn an_upstream_node_that_lags_is_no_other_history_m5() {
     for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
         for unsaved in [true, false] {
             let mut plan = plan_to(&[0]);
             plan.on_history_changed = policy;
-            let mut w = World::new(plan);
-            w.cluster(1);
-            let nodes = w.up.core.nodes();
-            nodes.add("10.1.0.2", 1);
-            w.create(true, "orders", "events", 1);
-            w.create(false, "orders", "events", 1);
+            let mut w = upstream_of_two(plan);
             w.write(true, 0, 0, 100);
             w.start(1);
             w.until("copied", |w| copied(w, 0, 100));
@@ -593,9 +628,8 @@ fn an_upstream_node_that_lags_is_no_other_history_m5() {
             if unsaved {
                 w.start(1);
             }
-            w.run(200 * SECOND);
+            assert_is_told_in_time(&mut w);
             let feed = w.feed(0);
-            assert_eq!(feed.condition.reason, "waiting_upstream", "{:?}", feed.condition);
             assert!(feed.condition.detail.contains("several nodes"), "{}", feed.condition.detail);
             w.up.core.nodes().set_lag(0, 0);
             let all = if unsaved { 120 } else { 100 };
@@ -623,28 +657,14 @@ fn an_upstream_node_that_shows_an_older_topic_is_no_other_history_m5() {
         for restarted in [true, false] {
             let mut plan = plan_to(&[0]);
             plan.on_history_changed = policy;
-            let mut w = World::new(plan);
-            w.cluster(1);
-            w.up.core.nodes().add("10.1.0.2", 1);
-            w.create(true, "orders", "events", 1);
-            w.create(false, "orders", "events", 1);
+            let mut w = upstream_of_two(plan);
             w.write(true, 0, 0, 50);
             let older = w.up.core.take_topic("orders", "events").expect("a topic");
             w.create(true, "orders", "events", 1);
-            w.write(true, 0, 0, 100);
-            w.start(1);
-            w.until("copied", |w| copied(w, 0, 100));
-            w.run(2 * SECOND);
-            if restarted {
-                w.kill();
-            }
-            let today = swap_topic(&mut w, true, older);
-            if restarted {
-                w.start(1);
-            }
-            w.run(200 * SECOND);
+            copy(&mut w, 100);
+            let today = meanwhile(&mut w, restarted, |w| swap_topic(w, true, older));
+            assert_is_told_in_time(&mut w);
             let feed = w.feed(0);
-            assert_eq!(feed.condition.reason, "waiting_upstream", "{:?}", feed.condition);
             assert!(feed.condition.detail.contains("seen before"), "{}", feed.condition.detail);
             swap_topic(&mut w, true, today);
             w.write(true, 0, 100, 5);
@@ -661,23 +681,15 @@ fn an_upstream_node_that_shows_an_older_topic_is_no_other_history_m5() {
 fn a_newer_history_is_copied_once_though_a_lagging_node_shows_the_old_one_again_m5() {
     let mut plan = plan_to(&[0]);
     plan.on_history_changed = OnHistoryChanged::Restart;
-    let mut w = World::new(plan);
-    w.cluster(1);
-    w.up.core.nodes().add("10.1.0.2", 1);
-    w.create(true, "orders", "events", 1);
-    w.create(false, "orders", "events", 1);
-    w.write(true, 0, 0, 50);
-    w.start(1);
-    w.until("copied", |w| copied(w, 0, 50));
-    w.run(2 * SECOND);
+    let mut w = upstream_of_two(plan);
+    copy(&mut w, 50);
     let older = w.up.core.take_topic("orders", "events").expect("a topic");
     w.create(true, "orders", "events", 1);
     w.write(true, 0, 0, 100);
     w.cut(true, true);
     w.until("seen", |w| w.feed(0).last_error.contains("was created at"));
     let today = swap_topic(&mut w, true, older);
-    w.run(100 * SECOND);
-    assert_eq!(w.feed(0).condition.reason, "waiting_upstream", "{:?}", w.feed(0).condition);
+    assert_is_told_in_time(&mut w);
     swap_topic(&mut w, true, today);
     w.until("copied once more", |w| w.feed(0).position == 100);
     w.run(2 * SECOND);
@@ -690,23 +702,11 @@ fn a_destination_node_that_shows_an_older_topic_is_no_lost_destination_m6() {
         for restarted in [true, false] {
             let mut plan = plan_to(&[0]);
             plan.on_destination_lost = policy;
-            let mut w = World::new(plan);
-            w.cluster(NODES);
-            w.create(true, "orders", "events", 1);
-            w.create(false, "orders", "events", 1);
+            let mut w = cluster_world(plan, NODES);
             let older = w.down.core.take_topic("orders", "events").expect("a topic");
             w.create(false, "orders", "events", 1);
-            w.write(true, 0, 0, 100);
-            w.start(1);
-            w.until("copied", |w| copied(w, 0, 100));
-            w.run(2 * SECOND);
-            if restarted {
-                w.kill();
-            }
-            let today = swap_topic(&mut w, false, older);
-            if restarted {
-                w.start(1);
-            }
+            copy(&mut w, 100);
+            let today = meanwhile(&mut w, restarted, |w| swap_topic(w, false, older));
             w.run(200 * SECOND);
             let feed = w.feed(0);
             assert_eq!(feed.condition.reason, "destination_not_ready", "{:?}", feed.condition);

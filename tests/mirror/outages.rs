@@ -7,7 +7,7 @@ use tidegate::loopback::{Fault, Scope, Times};
 use tidegate::shard::event::FromControl;
 use tidegate::shard::snapshot::Status;
 
-use super::{SECOND, copied, plan, world, world_with};
+use super::{SECOND, copied, copy, meanwhile, plan, world, world_with};
 use crate::world::World;
 
 fn pause(paused: bool) -> FromControl {
@@ -123,10 +123,7 @@ fn a_grace_does_not_run_while_its_side_is_away_m5_m6() {
             .flat_map(|(up, cold)| [(up, cold, false), (up, cold, true)])
     {
         let mut w = world(1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         if cold {
             w.kill();
         }
@@ -211,17 +208,8 @@ fn a_start_anew_beyond_the_end_of_the_log_is_waited_for_m4() {
 fn retention_of_the_only_message_is_not_another_history_m5() {
     for killed in [false, true] {
         let mut w = world(1);
-        w.write(true, 0, 0, 1);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 1));
-        w.run(2 * SECOND);
-        if killed {
-            w.kill();
-        }
-        w.up.core.log("orders", "events", 0).unwrap().retain_from(1);
-        if killed {
-            w.start(1);
-        }
+        copy(&mut w, 1);
+        meanwhile(&mut w, killed, |w| w.up.core.log("orders", "events", 0).unwrap().retain_from(1));
         w.run(200 * SECOND);
         let feed = w.feed(0);
         assert_eq!(feed.condition.status, Status::Running, "{:?}", feed.condition);
@@ -236,17 +224,8 @@ fn retention_of_the_only_message_is_not_another_history_m5() {
 fn another_log_in_place_of_one_message_is_noticed_m5() {
     for killed in [false, true] {
         let mut w = world(1);
-        w.write(true, 0, 0, 1);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 1));
-        w.run(2 * SECOND);
-        if killed {
-            w.kill();
-        }
-        w.up.core.log("orders", "events", 0).unwrap().clear();
-        if killed {
-            w.start(1);
-        }
+        copy(&mut w, 1);
+        meanwhile(&mut w, killed, |w| w.up.core.log("orders", "events", 0).unwrap().clear());
         w.run(100 * SECOND);
         w.write(true, 0, 500, 20);
         w.until("stopped", |w| w.feed(0).condition.status == Status::Error);
@@ -260,10 +239,7 @@ fn damage_of_the_message_that_proves_the_history_is_read_again_m5() {
     for policy in [OnHistoryChanged::Fail, OnHistoryChanged::Restart] {
         let trusting = MirrorPlan { verify_checksums: false, on_history_changed: policy, ..plan() };
         let mut w = world_with(trusting, 1);
-        w.write(true, 0, 0, 100);
-        w.start(1);
-        w.until("copied", |w| copied(w, 0, 100));
-        w.run(2 * SECOND);
+        copy(&mut w, 100);
         let damage = Fault::CorruptRecord { offset: 99 };
         w.up.core.faults().set(damage, Scope::polls(), Times::Next(1));
         w.run(10 * SECOND);
@@ -279,10 +255,7 @@ fn damage_of_the_message_that_proves_the_history_is_read_again_m5() {
 fn a_foreign_append_is_said_although_upstream_changed_too_m6() {
     let restart = MirrorPlan { on_history_changed: OnHistoryChanged::Restart, ..plan() };
     let mut w = world_with(restart, 1);
-    w.write(true, 0, 0, 10);
-    w.start(1);
-    w.until("copied", |w| copied(w, 0, 10));
-    w.run(2 * SECOND);
+    copy(&mut w, 10);
     w.foreign = true;
     w.write(false, 0, 900, 1);
     w.down.core.faults().set(Fault::HoldReply, Scope::sends(), Times::Next(1));

@@ -116,6 +116,8 @@ pub struct World {
     pub wishes: u64,
     /// Addresses that the destination's nodes may advertise and that lead to the upstream broker.
     pub strange: Vec<Arc<str>>,
+    /// Second addresses of nodes of the destination.
+    pub aliases: Vec<(Arc<str>, usize)>,
     large_held: Option<FeedId>,
     pipeline: Pipeline,
     feeds: Vec<(usize, u32)>,
@@ -164,6 +166,7 @@ impl World {
             large_wanted: Vec::new(),
             wishes: 0,
             strange: Vec::new(),
+            aliases: Vec::new(),
             large_held: None,
             pipeline: pipeline(1, LIMIT),
             feeds: Vec::new(),
@@ -696,10 +699,15 @@ impl World {
         if let Some(address) = self.strange.iter().find(|address| Some(&***address) == wanted) {
             return self.connect_to(conn, true, 0, address.clone());
         }
-        let node_at = |address: &&str| broker.addresses.iter().position(|a| **a == **address);
-        let mut nodes = asked.iter().filter_map(node_at);
-        let node = nodes.find(|node| broker.up && broker.node_up[*node]);
-        let Some(node) = node else {
+        let aliases = if upstream { &[][..] } else { &self.aliases };
+        let node_at = |address: &&str| {
+            let alias = aliases.iter().find(|(alias, _)| **alias == **address);
+            let node = broker.addresses.iter().position(|a| **a == **address);
+            node.or(alias.map(|(_, node)| *node))
+        };
+        let mut nodes = asked.iter().filter_map(|address| Some((node_at(address)?, *address)));
+        let node = nodes.find(|(node, _)| broker.up && broker.node_up[*node]);
+        let Some((node, address)) = node else {
             let address = asked.last().map_or("none", |address| address).to_owned();
             let unknown = asked.iter().all(|address| node_at(address).is_none());
             let cause = ConnError::Dial { address, why: "refused".into() };
@@ -707,7 +715,7 @@ impl World {
             let millis = if unknown { 5000 } else { 1 };
             return self.later(millis, Due::Event(Event::ConnDown { conn, cause }));
         };
-        let address = broker.addresses[node].clone();
+        let address = address.into();
         self.connect_to(conn, upstream, node, address);
     }
 

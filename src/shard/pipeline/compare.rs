@@ -156,13 +156,13 @@ impl Feed {
     /// The upstream log ends below what the destination holds: not ready, or another history.
     fn upstream_is_short(&mut self, ctx: &mut Ctx<'_>, log_end: u64, position: u64) {
         let now = ctx.now.mono;
-        let since = *self.short_log.get_or_insert(now);
+        let since = *self.lag.short_log.get_or_insert(now);
         let detail = format!(
             "the upstream log ends at offset {log_end}, copied were messages up to {position}"
         );
-        let detail = self.words_of_lag(ctx, detail);
+        let (reason, detail) = self.words_of_lag(ctx, since, detail);
         if now.since(since) >= self.spec.plan.reset_grace && !self.upstream_may_lag(ctx) {
-            self.short_log = None;
+            self.lag.short_log = None;
             if log_end >= self.entry.position {
                 // Upstream lost nothing that is known to have been copied: the destination has
                 // more than it should.
@@ -173,7 +173,7 @@ impl Feed {
             }
             return;
         }
-        self.look_later(ctx, reason::WAITING_UPSTREAM, detail);
+        self.look_later(ctx, reason, detail);
     }
 
     /// Retention took the upstream side: the saved fingerprint stands in for it.
@@ -255,7 +255,7 @@ impl Feed {
     /// Both sides agree: `compare.position` is where the copy goes on.
     fn compared(&mut self, ctx: &mut Ctx<'_>, compare: Compare, last: Option<Fingerprint>) {
         let Compare { end, position, .. } = compare;
-        self.short_log = None;
+        self.lag.short_log = None;
         self.diverged_once = false;
         if !self.may_send_again(ctx, position) {
             return;

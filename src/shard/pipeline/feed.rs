@@ -10,6 +10,7 @@ use super::compare::Compare;
 use super::conns::{Conns, Purpose, Waiter};
 use super::doubt::Doubt;
 use super::holdings::LargeSlot;
+use super::lag::Lag;
 use super::locate::Found;
 use super::resume::LOOK_AGAIN;
 use super::search::{Search, Searching};
@@ -165,8 +166,8 @@ pub(super) struct Feed {
     pub divergence: Option<String>,
     /// A comparison failed once; a second look decides.
     pub diverged_once: bool,
-    /// Since when the upstream log is shorter than what was copied.
-    pub short_log: Option<Millis>,
+    /// Since when upstream shows too little.
+    pub lag: Lag,
     pub upstream_created_at: u64,
     pub upstream_messages: u64,
     pub downstream_created_at: u64,
@@ -244,7 +245,7 @@ impl Feed {
             short_tail: None,
             divergence: None,
             diverged_once: false,
-            short_log: None,
+            lag: Lag::default(),
             upstream_created_at: spec.upstream_created_at,
             upstream_messages: 0,
             downstream_created_at: spec.downstream_created_at,

@@ -1,6 +1,7 @@
 //! How a feed stops moving by somebody's word, and begins again (O2, T2).
 
 use super::feed::{Ctx, Feed, Stage};
+use super::lag::Lag;
 use crate::shard::event::ConnId;
 use crate::shard::reason;
 
@@ -28,7 +29,7 @@ impl Feed {
     /// believed begins anew with the next sight of it.
     pub(super) fn forget_sightings(&mut self, side: ConnId) {
         if side == self.up {
-            self.short_log = None;
+            self.lag = Lag::default();
             self.reader.forget_not_ready();
         }
         if side == self.down {

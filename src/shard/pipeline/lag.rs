@@ -5,7 +5,7 @@
 //! wherever they are seen; but that its log ends early says only that it lags. The end of a
 //! log is therefore never a reason to stop or to start over there: the feed waits, and says so.
 //! Nor is a topic that is older than one seen before, on either side: the node has yet to hear
-//! that it was made anew.
+//! that it was made anew. After `reset_grace` the operator is told what else it may be.
 
 use super::conns::Purpose;
 use super::feed::{Ctx, Feed};
@@ -13,7 +13,17 @@ use super::resume::TOPIC_REPLY;
 use crate::batch::TopicName;
 use crate::iggy_wire::{Request, TopicInfo};
 use crate::shard::nodes::Nodes;
-use crate::shard::reason;
+use crate::shard::reason::{self, Reason};
+use crate::time::Millis;
+
+/// Since when upstream shows too little, as far as it is looked at.
+#[derive(Debug, Default)]
+pub struct Lag {
+    /// Its log is shorter than what was copied.
+    pub(super) short_log: Option<Millis>,
+    /// Its topic is older than one that it showed before.
+    older_since: Option<Millis>,
+}
 
 impl Feed {
     /// Asks which nodes upstream has, once per connection; false if that was done.
@@ -42,11 +52,13 @@ impl Feed {
         let Some(seen) = info.map(|info| info.created_at) else { return false };
         if seen >= known || !self.upstream_may_lag(ctx) {
             self.upstream_created_at = seen;
+            self.lag.older_since = None;
             return false;
         }
+        let since = *self.lag.older_since.get_or_insert(ctx.now.mono);
         let detail = older("upstream", &self.topic().upstream, seen, known);
-        let detail = self.words_of_lag(ctx, detail);
-        self.hold(ctx, reason::WAITING_UPSTREAM, detail);
+        let (reason, detail) = self.words_of_lag(ctx, since, detail);
+        self.hold(ctx, reason, detail);
         true
     }
 
@@ -74,15 +86,24 @@ impl Feed {
         true
     }
 
-    /// What was seen of a log that ends early, and why it decides nothing if it does not.
-    pub(super) fn words_of_lag(&self, ctx: &Ctx<'_>, detail: String) -> String {
+    /// What was seen of an upstream that shows too little since `since`, and why it decides nothing
+    /// if it does not. A lag passes; what outlasts `reset_grace` is for the operator to tell.
+    pub(super) fn words_of_lag(
+        &self,
+        ctx: &Ctx<'_>,
+        since: Millis,
+        detail: String,
+    ) -> (Reason, String) {
         if !self.upstream_may_lag(ctx) {
-            return detail;
+            return (reason::WAITING_UPSTREAM, detail);
         }
         let node = ctx.conns.slot(self.up).address();
-        format!(
-            "{detail}; {node} is one of several nodes and may lag, so this alone decides nothing"
-        )
+        let why = "is one of several nodes and may lag, so this alone decides nothing";
+        let detail = format!("{detail}; {node} {why}");
+        if ctx.now.mono.since(since) < self.spec.plan.reset_grace {
+            return (reason::WAITING_UPSTREAM, detail);
+        }
+        (reason::UPSTREAM_BEHIND, detail)
     }
 }
 

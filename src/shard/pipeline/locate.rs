@@ -113,7 +113,7 @@ impl Feed {
     }
 
     fn start_at(&mut self, ctx: &mut Ctx<'_>, start: u64, end: u64) {
-        self.short_log = None;
+        self.lag.short_log = None;
         let again = self.started;
         self.map = OffsetMap::starting(start, end);
         if again {
@@ -142,7 +142,7 @@ impl Feed {
     /// True once an upstream log that holds messages has answered none for `reset_grace`.
     fn log_stays(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let now = ctx.now.mono;
-        let since = *self.short_log.get_or_insert(now);
+        let since = *self.lag.short_log.get_or_insert(now);
         if now.since(since) >= self.spec.plan.reset_grace {
             return true;
         }

@@ -24,8 +24,8 @@ use super::resume::{LOOK_AGAIN, TOPIC_REPLY};
 use crate::commit::policy::Backoff;
 use crate::iggy_wire::{Node, Reply, Request, ServerError};
 use crate::shard::ballot::{self, Inquiry, Shown, Silence};
-use crate::shard::event::{Command, ConnId, Failure};
-use crate::shard::nodes::{MOST_HOPS, Nodes, address_of};
+use crate::shard::event::{Command, ConnId, Failure, Place};
+use crate::shard::nodes::{Heard, MOST_HOPS, Nodes, address_of};
 use crate::shard::reason::{self, Reason};
 use crate::time::{Millis, Now};
 
@@ -47,6 +47,8 @@ pub(super) struct Search {
     highest: Option<(u64, Arc<str>)>,
     /// Slots of other nodes are visited.
     visits: bool,
+    /// Most who answered of one of the sets of voters asked so far.
+    most_heard: Heard,
 }
 
 /// What the search waits for.
@@ -205,9 +207,13 @@ impl Feed {
             return self.restart_resume(ctx);
         };
         let Some(voters) = nodes.voters().into_iter().nth(set) else {
-            let detail = undecided(absent.as_deref(), &nodes.too_few(1, ""));
+            let alone = Heard { nodes: 1, answers: 1 };
+            let detail = undecided(absent.as_deref(), &nodes.too_few(alone, ""));
             return self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
         };
+        if set == 0 {
+            self.search.most_heard = Heard::default();
+        }
         let (votes, is_advertised) = (Vec::new(), voters.is_advertised);
         let mut ballot = Ballot { votes, counts_home: false, set, is_advertised, absent };
         for address in voters.addresses {
@@ -265,8 +271,8 @@ impl Feed {
         vote.asked = false;
         let address = vote.address.clone();
         if let Some(said) = vote.inquiry.answered(result) {
-            let peer = ctx.conns.slot(conn).place().map_or(&address, |place| &place.peer).clone();
-            let said = said.map(|end| Shown { address: address.clone(), peer, end });
+            let place = place_of(ctx, conn, &address);
+            let said = said.map(|end| Shown { place, end });
             let stranger = match &said {
                 Err(Silence::Stranger(why)) if ballot.is_advertised => Some(why.clone()),
                 _ => None,
@@ -291,12 +297,15 @@ impl Feed {
         let said = ballot.votes.iter().filter_map(|vote| vote.said.as_ref());
         let shown: Vec<Shown> = said.filter_map(|said| said.clone().ok()).collect();
         let home = ctx.conns.slot(self.down).place().filter(|_| ballot.counts_home);
-        let heard = ballot::heard(home.map(|place| &*place.peer), &shown);
-        if heard >= nodes.majority() {
-            self.search.highest = ballot::highest(&shown).map(|it| (it.end, it.address.clone()));
+        let heard = ballot::heard(nodes, home, &shown);
+        if heard.nodes >= nodes.majority() {
+            let highest = ballot::highest(&shown);
+            self.search.highest = highest.map(|it| (it.end, it.place.address.clone()));
             return self.ask_tail(ctx);
         }
-        let (next, detail) = (ballot.set + 1, nodes.too_few(heard, &ballot.silent()));
+        self.search.most_heard = self.search.most_heard.max(heard);
+        let detail = nodes.too_few(self.search.most_heard, &ballot.silent());
+        let next = ballot.set + 1;
         if next < nodes.voters().len() {
             // What the cluster calls itself is not all reached from here, or the other way round.
             return self.ask_others(ctx, next);
@@ -317,23 +326,23 @@ impl Feed {
         }
         let lacks_it = ballot.votes.iter().filter_map(|vote| match &vote.said {
             Some(Err(Silence::Stranger(_))) => {
-                let (address, place) = (vote.address.clone(), ctx.conns.slot(vote.conn).place());
-                let peer = place.map_or(&address, |place| &place.peer).clone();
-                Some(Shown { address, peer, end: 0 })
+                Some(Shown { place: place_of(ctx, vote.conn, &vote.address), end: 0 })
             }
             _ => None,
         });
         let lacks_it: Vec<Shown> = lacks_it.collect();
         let home = ctx.conns.slot(self.down).place().filter(|_| ballot.counts_home);
-        let heard = ballot::heard(home.map(|place| &*place.peer), &lacks_it);
-        if heard >= nodes.majority() {
+        let heard = ballot::heard(nodes, home, &lacks_it);
+        if heard.nodes >= nodes.majority() {
             return self.absence_is_sure(ctx, detail);
         }
+        self.search.most_heard = self.search.most_heard.max(heard);
         let next = ballot.set + 1;
         if next < nodes.voters().len() {
             return self.ask_voters(ctx, next, self.downstream_known(), Some(detail));
         }
-        let detail = undecided(Some(&detail), &nodes.too_few(heard, &ballot.silent()));
+        let too_few = nodes.too_few(self.search.most_heard, &ballot.silent());
+        let detail = undecided(Some(&detail), &too_few);
         self.hold(ctx, reason::DESTINATION_NOT_READY, detail);
     }
 
@@ -446,6 +455,12 @@ impl Feed {
     fn dial_backoff(&self) -> Backoff {
         Backoff::new(self.spec.plan.retry_interval, self.spec.plan.max_retry_interval)
     }
+}
+
+/// Where a voter is: where it was dialled, unless more is known.
+fn place_of(ctx: &Ctx<'_>, conn: ConnId, address: &Arc<str>) -> Place {
+    let peer = ctx.conns.slot(conn).place().map_or(address, |place| &place.peer);
+    Place { address: address.clone(), peer: peer.clone() }
 }
 
 /// That a question was not decided: for `absent` whether the topic is gone.

@@ -271,17 +271,17 @@ impl Feed {
     fn not_ready(&mut self, ctx: &mut Ctx<'_>, detail: String) {
         let now = ctx.now.mono;
         let since = self.reader.not_ready_since().unwrap_or(now);
-        let detail = self.words_of_lag(ctx, detail);
+        let (reason, detail) = self.words_of_lag(ctx, since, detail);
         if now.since(since) >= self.spec.plan.reset_grace && !self.upstream_may_lag(ctx) {
             if self.history_changed(ctx, detail) {
                 self.restart_resume(ctx);
             }
             return;
         }
-        if self.condition.reason != reason::WAITING_UPSTREAM.code {
+        if self.condition.reason != reason.code {
             self.error(detail.clone());
         }
-        self.say(reason::WAITING_UPSTREAM, detail, ctx.now);
+        self.say(reason, detail, ctx.now);
         self.reader.sleep_until(now + NOT_READY_PAUSE);
         self.identified = false;
     }

@@ -11,8 +11,8 @@ use crate::config::MirrorPlan;
 use crate::iggy_wire::{Reply, Request, ServerError};
 use crate::shard::ballot::{self, Inquiry, Shown, Silence};
 use crate::shard::driver::link::Link;
-use crate::shard::event::Failure;
-use crate::shard::nodes::{MOST_HOPS, Nodes, Voters, address_of};
+use crate::shard::event::{Failure, Place};
+use crate::shard::nodes::{Heard, MOST_HOPS, Nodes, Voters, address_of};
 use crate::shard::provision::Trouble;
 
 /// Which partition, and of which topic.
@@ -100,25 +100,27 @@ impl Links {
 
     /// The node with the highest end, once a majority has said where it is.
     async fn elected(&mut self, of: Of<'_>, nodes: &Nodes) -> Result<Link, String> {
-        let (mut heard, mut silent) = (0, String::new());
+        let (mut heard, mut silent) = (Heard::default(), String::new());
         for Voters { addresses, .. } in nodes.voters() {
             let (mut shown, mut mute) = (Vec::new(), String::new());
             for address in &addresses {
                 let mut link = self.link(of, address);
                 let said = end_at(&mut link, of.inquiry()).await;
                 let peer = link.place().map_or(address, |place| &place.peer).clone();
+                let place = Place { address: address.clone(), peer };
                 link.close().await;
                 match said {
-                    Ok(Ok(end)) => shown.push(Shown { address: address.clone(), peer, end }),
+                    Ok(Ok(end)) => shown.push(Shown { place, end }),
                     Ok(Err(why)) => mute.push_str(&format!("; {address}: {why}")),
                     Err(trouble) => {
                         mute.push_str(&format!("; {}", words(address, trouble)));
                     }
                 }
             }
-            (heard, silent) = (ballot::heard(None, &shown), mute);
-            if let Some(highest) = ballot::highest(&shown).filter(|_| heard >= nodes.majority()) {
-                return Ok(self.link(of, &highest.address));
+            (heard, silent) = (heard.max(ballot::heard(nodes, None, &shown)), mute);
+            let is_majority = heard.nodes >= nodes.majority();
+            if let Some(highest) = ballot::highest(&shown).filter(|_| is_majority) {
+                return Ok(self.link(of, &highest.place.address));
             }
         }
         let why = nodes.too_few(heard, &silent);
