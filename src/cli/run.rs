@@ -118,7 +118,7 @@ fn admin_of(plan: &Plan, board: &Board, orders: Post<Ask>) -> Result<Option<Admi
 fn ended(outcome: &RunOutcome) -> Exit {
     match &outcome.ended {
         Ended::Drained => {
-            tracing::info!("stopped: everything acked is saved");
+            tracing::info!("stopped in order: positions are saved");
             Exit::Ok
         }
         Ended::TimedOut { shards } => {

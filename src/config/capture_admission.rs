@@ -89,6 +89,7 @@ pub(super) fn read_admission(routing: &Section<'_>) -> Option<AdmissionPlan> {
         on_failure,
         written_by_operator: section.has("on_admission_failure"),
         dead_letter: dead_letter.flatten(),
+        mirrored: Vec::new(),
     })
 }
 

@@ -6,6 +6,7 @@
 //! is refused, because a message would go round it for ever.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use super::clusters::{Clusters, canonical_address};
 use super::reader::{Document, Words, words};
@@ -15,7 +16,7 @@ use crate::batch::TopicName;
 /// A topic of a cluster; clusters are numbered by identity, not by key.
 type Node<'e> = (usize, &'e TopicName);
 
-pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, sources: &Sources) {
+pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, sources: &mut Sources) {
     let edges = &sources.edges;
     let identities = identify(clusters, edges);
     let identity = |key: &str| identities.get(key).copied().unwrap_or(usize::MAX);
@@ -38,14 +39,18 @@ pub(super) fn check(doc: &Document<'_>, clusters: &Clusters, sources: &Sources) 
         written.insert(to, index);
         graph.add(from, to, index);
     }
-    for capture in &sources.captures {
-        let plan = &capture.plan;
-        for to in plan.routing.literals() {
+    for capture in &mut sources.captures {
+        for to in capture.plan.routing.literals() {
+            let plan = &capture.plan;
             if let Some(first) = written.get(&(identity(&plan.to.key), &to)) {
                 let said = into_a_mirror(doc, &to, &edges[*first]);
                 doc.fail(capture.at, capture.path.clone(), said);
             }
         }
+        let cluster = identity(&capture.plan.to.key);
+        let mirrored = written.keys().filter(|(at, _)| *at == cluster);
+        let mirrored: Vec<TopicName> = mirrored.map(|(_, topic)| (*topic).clone()).collect();
+        Arc::make_mut(&mut capture.plan).routing.admission.mirrored = mirrored;
     }
     shared_slots(doc, &sources.captures);
 }

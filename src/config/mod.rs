@@ -81,8 +81,8 @@ fn read(doc: &Document<'_>) -> Result<Plan, ConfigErrors> {
     let admin = admin::read_admin(&root);
     let clusters = clusters::read(&root);
     let drain_timeout = daemon.as_ref().map(|daemon| daemon.drain_timeout);
-    let sources = sources::read(&root, &clusters, drain_timeout);
-    crossing::check(doc, &clusters, &sources);
+    let mut sources = sources::read(&root, &clusters, drain_timeout);
+    crossing::check(doc, &clusters, &mut sources);
     if let Some(daemon) = &daemon {
         check_budget(&root, daemon, sources.edges.len() + sources.captures.len());
     }

@@ -182,6 +182,13 @@ pub struct TopicPlan {
     pub downstream: TopicName,
 }
 
+impl TopicPlan {
+    /// Both have one name, which means one topic if both clusters are one.
+    pub fn is_one(&self) -> bool {
+        self.upstream == self.downstream
+    }
+}
+
 /// `initial_offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialOffset {

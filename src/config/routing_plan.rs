@@ -104,6 +104,9 @@ pub struct AdmissionPlan {
     pub written_by_operator: bool,
     /// Where `dead_letter` sends; it is never refused itself.
     pub dead_letter: Option<TopicName>,
+    /// Topics of this cluster that mirrors of the same file write to: refused whatever the mode,
+    /// a message from elsewhere would end the mirror (M6).
+    pub mirrored: Vec<TopicName>,
 }
 
 /// `admission.mode`.
@@ -175,12 +178,22 @@ pub struct BreakerPlan {
 impl AdmissionPlan {
     /// Whether the lists admit this destination.
     pub fn admits(&self, stream: &str, topic: &str) -> bool {
+        if self.is_mirrored(stream, topic) {
+            return false;
+        }
         let listed = || self.entries.iter().any(|entry| entry.covers(stream, topic));
         match self.mode {
             AdmissionMode::Open => true,
             AdmissionMode::Allowlist => listed(),
             AdmissionMode::Denylist => !listed(),
         }
+    }
+}
+
+impl AdmissionPlan {
+    /// Whether a mirror writes there.
+    pub fn is_mirrored(&self, stream: &str, topic: &str) -> bool {
+        self.mirrored.iter().any(|name| *name.stream == *stream && *name.topic == *topic)
     }
 }
 

@@ -92,6 +92,7 @@ pub fn judge<'n>(
         return Ok((stream, topic));
     }
     Err(match plan.mode {
+        _ if plan.is_mirrored(stream, topic) => Reason::Denylist,
         AdmissionMode::Denylist => Reason::Denylist,
         AdmissionMode::Allowlist | AdmissionMode::Open => Reason::Unknown,
     })
@@ -120,6 +121,7 @@ pub fn dead_letter_headers(out: &mut Vec<u8>, reason: Reason, stream: &[u8], top
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::TopicName;
     use crate::config::DestinationPattern;
 
     fn plan(mode: AdmissionMode, entries: &[(&str, &str)]) -> AdmissionPlan {
@@ -136,6 +138,7 @@ mod tests {
             on_failure: OnAdmissionFailure::Error,
             written_by_operator: false,
             dead_letter: None,
+            mirrored: Vec::new(),
         }
     }
 
@@ -165,6 +168,18 @@ mod tests {
             assert_eq!(denied, refused(listed, Reason::Denylist), "{place}");
         }
         assert_eq!(judged(&plan(AdmissionMode::Open, &[]), "any", "thing"), Ok(()));
+    }
+
+    #[test]
+    fn what_a_mirror_writes_to_is_refused_in_every_mode() {
+        for mode in [AdmissionMode::Open, AdmissionMode::Allowlist, AdmissionMode::Denylist] {
+            let allowed = if mode == AdmissionMode::Allowlist { &[("s", "*")][..] } else { &[] };
+            let mut plan = plan(mode, allowed);
+            assert_eq!(judged(&plan, "s", "copy"), Ok(()));
+            plan.mirrored = vec![TopicName::new("s", "copy")];
+            assert_eq!(judged(&plan, "s", "copy"), Err(Reason::Denylist), "{mode:?}");
+            assert_eq!(judged(&plan, "s", "other"), Ok(()));
+        }
     }
 
     #[test]

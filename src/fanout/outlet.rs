@@ -58,8 +58,8 @@ pub struct Ask {
 pub enum Written {
     /// It is in the batch.
     Added,
-    /// It fits no frame and is kept: its destination partition stops here.
-    Held,
+    /// It fits no frame and is kept: the partition of this destination stops here.
+    Held(DestId),
     /// It fits no frame and was dropped.
     Dropped,
     /// It fits no frame: its headers, with those of the reason, go to this destination.
@@ -230,16 +230,33 @@ impl Outlet {
     pub fn end(&mut self) -> Written {
         let Some((dest, choice)) = self.current.take() else { return Written::Dropped };
         let most_record = self.table.at(dest).most_record;
-        let Ended::TooLarge { size } = self.groups.end(most_record) else { return Written::Added };
+        match self.groups.end(most_record) {
+            Ended::Added => Written::Added,
+            Ended::TooLarge { size } => self.too_large(dest, choice, size),
+        }
+    }
+
+    /// Instead of [`Outlet::end`]: the message that was begun would have this many bytes or more.
+    pub fn refuse(&mut self, size: usize) -> Written {
+        let Some((dest, choice)) = self.current.take() else { return Written::Dropped };
+        self.groups.abandon();
+        self.too_large(dest, choice, size)
+    }
+
+    #[cold]
+    fn too_large(&mut self, dest: DestId, choice: KeyChoice, size: usize) -> Written {
+        let most_record = self.table.at(dest).most_record;
         self.router.reject(Reason::TooLarge);
-        let topic = &self.table.at(dest).topic;
-        let error = format!("a message of {size} bytes for {topic}, a frame takes {most_record}");
-        self.table.at_mut(dest).last_error = Some(error.into());
+        let record = self.table.at_mut(dest);
+        if !record.last_error.as_deref().is_some_and(|error| error.contains(KEPT)) {
+            let error = format!("a message of {size} bytes, a frame takes {most_record}");
+            record.last_error = Some(error.into());
+        }
         match disposition(&self.plan.routing.admission, Reason::TooLarge) {
             Disposition::Drop => Written::Dropped,
             Disposition::Keep => {
                 self.groups.stone(dest, choice, Reason::TooLarge);
-                Written::Held
+                Written::Held(dest)
             }
             Disposition::DeadLetter => match self.router.dead_letter() {
                 Some(dest) => Written::DeadLetter(dest),
@@ -358,6 +375,22 @@ impl Outlet {
         self.groups.room() + self.lanes.bytes()
     }
 
+    /// Bytes of messages that are not acked.
+    pub fn pending_bytes(&self) -> usize {
+        self.groups.bytes() + self.lanes.bytes()
+    }
+
+    /// Says which message a destination keeps, of the first one that waits there.
+    pub fn name_kept(&mut self, dest: DestId, row: impl FnOnce() -> String) {
+        let record = self.table.at_mut(dest);
+        let before = record.last_error.as_deref().unwrap_or_default();
+        if before.contains(KEPT) {
+            return;
+        }
+        let joint = if before.is_empty() { "" } else { "; " };
+        record.last_error = Some(format!("{before}{joint}{KEPT}{}", row()).into());
+    }
+
     /// Lets go of buffers that hold nothing.
     pub fn trim(&mut self) {
         self.groups.trim();
@@ -410,6 +443,9 @@ impl Outlet {
         self.lanes.abandon(now, &self.table, through);
         for dest in self.table.all().map(|(dest, _)| dest).collect::<Vec<_>>() {
             self.start_over(dest);
+            if !self.lanes.waits_for(dest) {
+                self.table.at_mut(dest).last_error.take_if(|error| error.contains(KEPT));
+            }
         }
     }
 
@@ -501,11 +537,13 @@ impl Outlet {
     /// Says something once.
     pub fn tell(&mut self, text: String) {
         if self.told.len() < MOST_TOLD && self.told.insert(text.clone()) {
-            self.notices.push(Notice::Unusual(text));
+            self.notices.push(Notice::Remark(text));
         }
     }
 }
 
+/// How the sentence about a kept message begins.
+const KEPT: &str = "the first that waits is ";
 /// Sentences remembered as said.
 const MOST_TOLD: usize = 4096;
 

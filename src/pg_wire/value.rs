@@ -22,6 +22,7 @@ mod string;
 mod tests;
 
 use super::oid;
+use super::pgoutput::Column;
 
 pub use array::json_array_from_text;
 pub use string::json_string;
@@ -150,6 +151,27 @@ pub fn json_from_binary(
     let before = out.len();
     binary::from_binary(out, codec(type_oid), bytes, options)
         .map_err(|problem| undo(out, before, type_oid, bytes, problem))
+}
+
+/// Bytes that the JSON of a value has at least, without writing it: for values that may grow
+/// beyond what a message holds.
+pub fn json_least(form: Form, value: Column<'_>) -> usize {
+    let (bytes, is_text) = match value {
+        Column::Null | Column::Unchanged => return 0,
+        Column::Text(text) => (text, true),
+        Column::Binary(bytes) => (bytes, false),
+    };
+    match form.codec {
+        Codec::Text => string::escaped_len(bytes),
+        Codec::Opaque if is_text => string::escaped_len(bytes),
+        // Two digits a byte, and four letters for three bytes.
+        Codec::Bytea if is_text => bytes.len() / 2,
+        Codec::Bytea | Codec::Json => bytes.len(),
+        Codec::Jsonb if is_text => bytes.len(),
+        // Numbers and elements may be shorter than their other form.
+        _ if is_text => bytes.len() / 2,
+        _ => 0,
+    }
 }
 
 /// Whether [`json_from_binary`] knows the type.

@@ -121,15 +121,18 @@ reasons! {
     /// M8, policy `fail`.
     MISSING_UPSTREAM = Error "missing_upstream",
         "create the upstream topic, or set on_missing_upstream = \"wait\", and restart";
+    /// M12: both clusters are one server, and both names one topic.
+    ONTO_ITSELF = Error "onto_itself",
+        "correct the addresses of the clusters, or rename with to_stream or to_topic, and restart";
     /// The destination refuses to create or grow a topic.
     CREATE_REFUSED = Degraded "create_refused",
         "create the destination topic by hand with as many partitions as upstream, or correct \
          what the server names; retried by itself";
     /// S2, policy `fail`.
     STATE_UNREADABLE = Error "state_unreadable",
-        "restore the state file from a backup, or stop the daemon and read the positions back \
-         with `tidegate state rebuild --source …`; on_corrupt_state = \"reset\" and a restart \
-         begin as if new";
+        "restore the state file from a backup; the positions of a mirror can be read back with \
+         the daemon stopped, by `tidegate state rebuild --source …`; on_corrupt_state = \"reset\" \
+         and a restart begin as if new";
     /// A capture looks at its slot and publication.
     SETTING_UP = Starting "setting_up", "";
     /// The server ended the replication stream.
@@ -151,16 +154,20 @@ reasons! {
         "free space in state_dir or set streaming = \"off\"; retried by itself";
     /// P6.
     ROUTING_COLUMN_MISSING = Error "routing_column_missing",
-        "put the column back, or change the routing of the source and restart";
+        "name the table in by_table, or change the routing of the source, and restart: rows that \
+         were written without the column stay without it; put it back for the rows to come";
     /// P4.
     PAYLOAD_COLUMN = Error "payload_column",
         "correct payload_column or payload_format, then restart the source";
     /// A change larger than any message.
     ROW_TOO_LARGE = Error "row_too_large",
-        "leave the column out of the publication, or advance the slot by hand";
+        "stop the daemon, advance the slot past the transaction that the detail names, and start \
+         once with --accept-gap: its rows are lost; leave the column out of the publication for \
+         rows to come";
     /// A4.
     DESTINATION_REFUSED = Degraded "destination_refused",
-        "admit the destination, raise max_destinations, or abandon the batch";
+        "correct the routing, admit the destination or raise max_destinations, or abandon the \
+         batch; the detail names a row that waits";
     /// A4, R6.
     NO_DESTINATION = Degraded "no_destination",
         "give the source a default destination, or set on_missing_destination";

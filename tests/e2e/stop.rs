@@ -44,7 +44,7 @@ fn sigterm_drains_saves_and_prints_the_final_positions() {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         assert!(said(&words), "{words:?} in {}", lines.join("\n"));
     }
-    assert!(said(&["stopped: everything acked is saved"]), "{}", lines.join("\n"));
+    assert!(said(&["stopped in order: positions are saved"]), "{}", lines.join("\n"));
     writer.stop();
     let mut daemon = rig.start();
     rig.copied(&mut daemon);

@@ -105,6 +105,16 @@ fn source_of<'a>(plan: &'a Plan, args: &RebuildArgs) -> Result<(usize, &'a Mirro
     let Some((index, source)) = found.and_then(|i| plan.sources.get(i).map(|s| (i, s))) else {
         let known: Vec<&str> = plan.sources.iter().map(|source| &*source.key).collect();
         let (name, known) = (&args.source, known.join(", "));
+        if plan.captures.iter().any(|capture| *capture.key == *args.source) {
+            return usage(format!(
+                "source {name:?} is a capture: no destination says which rows of a slot are done. \
+                 Restore its state file from a backup, or begin anew with `tidegate state reset \
+                 --source {name}`: rows that were sent since the slot's own position come again"
+            ));
+        }
+        if known.is_empty() {
+            return usage(format!("there is no source {name:?} to mirror, nor any other mirror"));
+        }
         return usage(format!("there is no source {name:?} to mirror; expected one of {known}"));
     };
     if source.partitions == Partitions::Balanced {

@@ -212,9 +212,19 @@ impl PostgresPlan {
     /// Whether both lead to one server, as far as their text tells: two names may mean one host.
     pub fn same_server(&self, other: &PostgresPlan) -> bool {
         self.hosts.iter().any(|host| {
-            let host = host.to_string();
-            other.hosts.iter().any(|other| other.to_string().eq_ignore_ascii_case(&host))
+            let host = canonical(host);
+            other.hosts.iter().any(|other| canonical(other) == host)
         })
+    }
+}
+
+/// One text for the names of one host, as far as they are known without asking anybody.
+fn canonical(host: &PostgresHost) -> String {
+    let text = host.to_string().to_ascii_lowercase();
+    let tail = |name: &str| text.strip_prefix(name).filter(|rest| rest.starts_with(':'));
+    match ["localhost", "127.0.0.1", "[::1]"].iter().find_map(|name| tail(name)) {
+        Some(port) => format!("localhost{port}"),
+        None => text,
     }
 }
 

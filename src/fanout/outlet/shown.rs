@@ -92,6 +92,8 @@ pub struct Trouble {
 pub enum Notice {
     /// As it should be.
     Done(String),
+    /// To be known; no error.
+    Remark(String),
     /// To be looked at.
     Unusual(String),
 }

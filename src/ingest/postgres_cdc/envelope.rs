@@ -13,6 +13,7 @@
 //! transaction, table and operation have in common is written once and copied.
 
 mod column;
+mod size;
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +67,11 @@ pub enum Rendered {
     Payload {
         /// Values that do not have the form of their type and went out as the server's text.
         odd_values: u32,
+    },
+    /// It would fit no frame. Nothing was appended.
+    TooLarge {
+        /// Bytes of the payload, at least.
+        least: usize,
     },
     /// There is nothing to send: Iggy takes no empty payload. Nothing was appended.
     Nothing(NoPayload),
@@ -146,6 +152,9 @@ impl Envelope {
         row: &Row<'_, '_>,
         strip: &[usize],
     ) -> Result<Rendered, EnvelopeError> {
+        if let Some(least) = self.too_large(out, row, strip) {
+            return Ok(Rendered::TooLarge { least });
+        }
         let odd_values = match &self.options.form {
             EnvelopePlan::Record => self.record(out, row, strip),
             EnvelopePlan::Flat => self.flat(out, row, strip),

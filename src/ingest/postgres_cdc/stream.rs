@@ -147,6 +147,14 @@ impl Stream {
         matches!(self.inside, Inside::Nothing) && !self.has_more()
     }
 
+    /// The transaction that is being received whole, if one is.
+    pub fn transaction(&self) -> Option<TxHead> {
+        match self.inside {
+            Inside::Transaction(tx) => Some(tx.head),
+            _ => None,
+        }
+    }
+
     /// Whether [`Stream::more`] has something to give before the next message.
     #[inline]
     pub fn has_more(&self) -> bool {

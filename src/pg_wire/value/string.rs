@@ -66,6 +66,16 @@ fn is_ascii(text: &[u8]) -> bool {
     blocks.iter().all(|block| high(block) == 0) && rest.is_ascii()
 }
 
+/// Bytes of [`inside`], if the text is UTF-8.
+pub(super) fn escaped_len(text: &[u8]) -> usize {
+    let length = |byte: &u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.iter().map(length).sum()
+}
+
 /// What stands between the quotes.
 pub(super) fn inside(out: &mut Vec<u8>, text: &[u8]) {
     if std::str::from_utf8(text).is_ok() {

@@ -26,6 +26,32 @@ fn refused(type_oid: u32, value: &[u8]) -> ValueError {
 }
 
 #[test]
+fn the_least_length_of_a_value_is_never_above_its_own() {
+    let samples: [(u32, &[u8]); 12] = [
+        (oid::TEXT, b"a \"b\" \\ \n\t\x01\x08\x7f"),
+        (oid::TEXT, "\u{e4}\u{1f600}".as_bytes()),
+        (oid::TEXT, b"\xff\xfe"),
+        (oid::INT4, b"-12"),
+        (oid::NUMERIC, b"NaN"),
+        (oid::BOOL, b"t"),
+        (oid::BYTEA, b"\\x00ff01"),
+        (oid::JSONB, b"{\"a\": [1, null]}"),
+        (oid::TIMESTAMPTZ, b"2024-01-02 03:04:05.6+00"),
+        (oid::UUID, b"00000000-0000-0000-0000-000000000000"),
+        (1009, b"{a,NULL,\"b\\\"c\"}"),
+        (600, b"(1,2)"),
+    ];
+    for (type_oid, value) in samples {
+        let least = json_least(type_oid.into(), Column::Text(value));
+        let long = text(type_oid, value).len();
+        assert!(least <= long && least * 3 + 12 > long, "{type_oid}: {least} of {long}");
+    }
+    assert_eq!(json_least(oid::TEXT.into(), Column::Null), 0);
+    let (least, long) = (json_least(oid::BYTEA.into(), Column::Binary(&[7; 99])), 134);
+    assert!(least <= long && least > 90);
+}
+
+#[test]
 fn a_value_without_its_form_is_an_error_that_names_it() {
     assert_eq!(
         refused(oid::INT4, b"12a").to_string(),

@@ -13,6 +13,7 @@
 //! shard can lose them; what is absent *then* is the feeds' business and is made again only when
 //! one of them asks ([`Provisioner::ensure`]).
 
+mod absent;
 mod nodes;
 pub mod options;
 mod output;
@@ -387,36 +388,17 @@ impl Provisioner {
         let topic = &mut self.topics[index];
         let changed = std::mem::take(&mut topic.changed);
         let Some(info) = found else {
-            let detail = format!("destination topic {name} does not exist");
-            if changed {
-                let detail = format!("{detail} right after it was created");
-                return self.retry(now, index, reason::WAITING_DESTINATION, detail);
-            }
-            if topic.added.is_empty() || !topic.ensuring.is_empty() {
-                if self.plan.auto_create && !topic.may_create(now.mono) {
-                    if !topic.is_released() {
-                        self.outputs.push(Output::Release { topic: index });
-                        topic.create_at = now.mono + self.plan.max_retry_interval;
-                    }
-                    topic.step = Step::FindUpstream;
-                    topic.due = topic.create_at;
-                    let detail = format!("{detail}; it is made again once nothing is on its way");
-                    return topic.say(reason::WAITING_DESTINATION, detail, now);
-                }
-                if self.plan.auto_create {
-                    let known = self.catalogue.is_some();
-                    topic.go(if known { Step::CreateStream } else { Step::AskOptions }, now);
-                    return;
-                }
-                return self.retry(now, index, reason::WAITING_DESTINATION, detail);
-            }
-            let reason = match self.plan.on_destination_lost {
-                OnDestinationLost::Fail => reason::DESTINATION_LOST,
-                OnDestinationLost::Refill => reason::WAITING_DESTINATION,
-            };
-            return self.retry(now, index, reason, detail);
+            return self.absent(now, index, changed);
         };
         topic.released.clear();
+        if self.plan.topics[index].is_one() && topic.is_upstream(&info) {
+            let detail = format!(
+                "{name} would be copied onto itself: the topics of both clusters were created at \
+                 the same microsecond"
+            );
+            topic.step = Step::Ended;
+            return topic.say(reason::ONTO_ITSELF, detail, now);
+        }
         if topic.is_another(info.created_at) {
             let created_at = info.created_at;
             self.outputs.push(Output::LookAgain { topic: index, created_at });

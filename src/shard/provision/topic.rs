@@ -199,6 +199,12 @@ impl Topic {
         self.condition = Condition { since, ..condition(reason, detail, now) };
     }
 
+    /// The topic that is read.
+    pub(super) fn is_upstream(&self, info: &TopicInfo) -> bool {
+        let at = self.upstream.as_ref().map_or(0, |upstream| upstream.created_at);
+        at != 0 && at == info.created_at
+    }
+
     /// No feed can write to it before it looks at it anew.
     pub(super) fn is_released(&self) -> bool {
         self.released.len() >= self.added.len()

@@ -86,6 +86,7 @@ impl Case<'_> {
                 assert_eq!(out, b"before");
                 Err(why)
             }
+            Rendered::TooLarge { least } => panic!("{least} bytes"),
             Rendered::Payload { odd_values } => {
                 assert_eq!(odd_values, 0);
                 Ok(String::from_utf8(out).unwrap().strip_prefix("before").unwrap().to_owned())
@@ -265,8 +266,34 @@ fn payload(envelope: &mut Envelope, case: &Case<'_>) -> Result<Vec<u8>, String> 
     match envelope.render(&mut out, &case.row(&relations), &[]) {
         Ok(Rendered::Payload { .. }) => Ok(out),
         Ok(Rendered::Nothing(why)) => Err(why.as_str().to_owned()),
+        Ok(Rendered::TooLarge { least }) => Err(format!("{least} bytes")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+#[test]
+fn a_row_that_fits_no_frame_is_told_before_it_is_written() {
+    let wide = |bytes: usize, byte: u8| {
+        let value = vec![byte; bytes];
+        tuple(&[text("1"), text("a"), Column::Text(&value), text("\\x00"), text("2")])
+    };
+    let mut flat = envelope(EnvelopePlan::Flat);
+    let relations = relations(false);
+    let mut render = |row: &TupleBuilder, strip: &[usize]| {
+        let mut out = Vec::new();
+        let case = Case { op: Op::Insert, new: Some(row), old: None };
+        let rendered = flat.render(&mut out, &case.row(&relations), strip).unwrap();
+        (rendered, out)
+    };
+    // Twelve bytes of the server are 72 of JSON.
+    let (rendered, out) = render(&wide(12 << 20, 1), &[]);
+    assert!(matches!(rendered, Rendered::TooLarge { least } if least >= 72 << 20), "{rendered:?}");
+    assert_eq!(out.capacity(), 0, "nothing was built");
+    let (rendered, out) = render(&wide(12 << 20, 1), &[2]);
+    assert_eq!((rendered, out.len() < 100), (Rendered::Payload { odd_values: 0 }, true));
+    let (rendered, out) = render(&wide(48 << 20, b'x'), &[]);
+    assert_eq!(rendered, Rendered::Payload { odd_values: 0 });
+    assert!(out.capacity() < (48 << 20) + (8 << 20), "{} bytes of room", out.capacity());
 }
 
 #[test]

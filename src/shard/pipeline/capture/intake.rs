@@ -8,7 +8,8 @@ use bytes::Bytes;
 use super::sink::RowError;
 use super::{Capture, Stage};
 use crate::fanout::linger::{Linger, Open};
-use crate::ingest::postgres_cdc::{Item, Spill, Stream, StreamError};
+use crate::ingest::postgres_cdc::{Item, Spill, Stream, StreamError, TxHead};
+use crate::pg_wire::Lsn;
 use crate::pg_wire::frame::Messages;
 use crate::shard::event::{Command, PgCommand, ToControl};
 use crate::shard::pipeline::budget::LARGE_SLOT;
@@ -437,10 +438,18 @@ impl Capture {
     }
 
     fn far_too_large(&mut self, ctx: &mut Ctx<'_>, size: u32) {
-        let behind = self.progress.ended;
+        let slot = &self.entry.slot;
+        let tx = self.intake.stream.as_ref().and_then(Stream::transaction);
+        let place = match tx {
+            Some(TxHead { xid, final_lsn, .. }) => format!(
+                "transaction {xid}, committed at {final_lsn} (SELECT \
+                 pg_replication_slot_advance('{slot}', '{}') goes past it)",
+                Lsn(final_lsn.0.saturating_add(1))
+            ),
+            None => format!("the transaction behind {}", self.progress.ended),
+        };
         let detail = format!(
-            "a change of {size} bytes in the transaction behind {behind}, at most {LARGE_SLOT} fit \
-             a message of Iggy"
+            "a change of {size} bytes in {place}; at most {LARGE_SLOT} fit a message of Iggy"
         );
         let stopped = condition(reason::ROW_TOO_LARGE, detail, ctx.now);
         self.fail(ctx, stopped);
@@ -470,12 +479,12 @@ pub(super) enum After {
     Nothing,
     /// `rows`: some of it are in the batch under construction.
     Ended {
-        final_lsn: crate::pg_wire::Lsn,
-        end_lsn: crate::pg_wire::Lsn,
+        final_lsn: Lsn,
+        end_lsn: Lsn,
         rows: bool,
     },
     Keepalive {
-        wal_end: crate::pg_wire::Lsn,
+        wal_end: Lsn,
         reply_requested: bool,
     },
     Spill(Spill),

@@ -4,7 +4,7 @@ use super::guide::Walker;
 use super::{Capture, Stage};
 use crate::fanout::Failure as Trouble;
 use crate::fanout::outlet::{Ask, Notice, Token};
-use crate::iggy_wire::{Reply, Request};
+use crate::iggy_wire::{Reply, Request, ServerError};
 use crate::ingest::iggy::RESERVE_LEAST;
 use crate::shard::event::{ConnId, Failure};
 use crate::shard::pipeline::conns::{Purpose, Waiter};
@@ -75,6 +75,8 @@ impl Capture {
             (Token::Send(_), Ok(_)) => self.progress.acked_at = ctx.now.mono,
             // A lost connection is counted where it was lost.
             (_, Ok(_) | Err(Failure::Lost)) => {}
+            // What is asked only to find out.
+            (Token::Ensure(_), Err(Failure::Refused(code))) if is_an_answer(*code) => {}
             (_, Err(_)) => {
                 self.progress.failed();
                 self.entry.counters.errors += 1;
@@ -91,6 +93,7 @@ impl Capture {
         for notice in self.sink.outlet.take_notices() {
             match notice {
                 Notice::Done(text) => self.note(ctx, false, text),
+                Notice::Remark(text) => self.note(ctx, true, text),
                 Notice::Unusual(text) => {
                     self.last_error.clone_from(&text);
                     self.note(ctx, true, text);
@@ -98,6 +101,12 @@ impl Capture {
             }
         }
     }
+}
+
+/// The topic is not there, or is there by now, or the server has no option catalogue.
+fn is_an_answer(code: u32) -> bool {
+    let error = ServerError { code };
+    error.is_not_found() || error.is_exists() || error.is_unsupported()
 }
 
 /// Of these connections to one place the one for a lane or destination, or any that is up.

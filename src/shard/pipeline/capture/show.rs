@@ -31,7 +31,7 @@ impl Capture {
             oldest_pending: self.oldest_pending().map(|lsn| lsn.0),
             held_by: self.sink.outlet.pinned_by().cloned(),
             pending_batches: self.progress.pending(),
-            pending_bytes: self.sink.outlet.bytes() as u64,
+            pending_bytes: self.sink.outlet.pending_bytes() as u64,
             wal: self.sessions.wal.clone(),
             counters: self.entry.counters,
             stream: self.intake.stream.as_ref().map(|stream| stream.counters()).unwrap_or_default(),

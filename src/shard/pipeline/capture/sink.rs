@@ -100,10 +100,13 @@ impl Sink {
         }
         let Some((_, bound)) = &self.current else { return Ok(()) };
         let taken = match self.outlet.route(bound, &RowText(row)) {
-            Routed::Destination(dest, choice) | Routed::Held(dest, choice, _) => {
+            Routed::Destination(dest, choice) => self.write(row, dest, choice, None),
+            Routed::Held(dest, choice, _) => {
+                self.outlet.name_kept(dest, || place(row));
                 self.write(row, dest, choice, None)
             }
             Routed::Unmatched(dest) => {
+                self.outlet.name_kept(dest, || place(row));
                 let choice = self.outlet.any_partition(dest);
                 self.write(row, dest, choice, None)
             }
@@ -178,6 +181,11 @@ impl Sink {
         self.outlet.begin(dest, choice, id, origin);
         match self.envelope.render(self.outlet.body(), row, bound.stripped()) {
             Ok(Rendered::Payload { odd_values }) => self.odd_values += u64::from(odd_values),
+            Ok(Rendered::TooLarge { least }) => {
+                let written = self.outlet.refuse(least);
+                self.written(row, written);
+                return Ok(());
+            }
             Ok(Rendered::Nothing(_)) => {
                 self.outlet.forget();
                 self.without_payload += 1;
@@ -193,14 +201,24 @@ impl Sink {
         Ok(())
     }
 
-    /// Headers, and what becomes of a message that fits no frame.
+    /// User headers, and those of a dead letter.
     fn end(&mut self, row: &Row<'_, '_>, dead: Option<Reason>) {
         let Some((_, bound)) = &self.current else { return };
         self.envelope.headers(self.outlet.body(), row);
         if let Some(reason) = dead {
             self.outlet.dead_letter_headers(bound, &RowText(row), reason);
         }
-        if let Written::DeadLetter(letters) = self.outlet.end() {
+        let written = self.outlet.end();
+        self.written(row, written);
+    }
+
+    /// What becomes of a message that fits no frame.
+    fn written(&mut self, row: &Row<'_, '_>, written: Written) {
+        let Some((_, bound)) = &self.current else { return };
+        if let Written::Held(dest) = written {
+            self.outlet.name_kept(dest, || place(row));
+        }
+        if let Written::DeadLetter(letters) = written {
             let choice = self.outlet.any_partition(letters);
             let timeline = self.timelines.of(row.tx.final_lsn);
             let id = cdc_id(self.system_id, timeline, row.tx.final_lsn, row.ordinal);
@@ -215,6 +233,14 @@ impl Sink {
             let _ = self.outlet.end();
         }
     }
+}
+
+/// Which row it is, for errors.
+#[cold]
+fn place(row: &Row<'_, '_>) -> String {
+    let (number, op, table) = (row.ordinal + 1, row.op.as_str(), &row.relation.table);
+    let TxHead { xid, final_lsn, .. } = row.tx;
+    format!("row {number} ({op} in {table}) of transaction {xid}, committed at {final_lsn}")
 }
 
 /// A row as routing reads it.

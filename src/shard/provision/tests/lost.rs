@@ -141,3 +141,22 @@ fn a_feed_that_may_not_refill_is_told_why() {
     assert_eq!(*feed, FeedId(4));
     assert!(result.as_ref().expect_err("refused").contains("on_destination_lost"));
 }
+
+#[test]
+fn a_topic_is_not_copied_onto_itself_behind_another_address() {
+    let mut plan = plan(&["a", "b"]);
+    for topic in &mut plan.topics {
+        topic.downstream = topic.upstream.clone();
+    }
+    let mut world = World::new(plan, &[]);
+    for (cluster, b) in [(&mut world.up, 300), (&mut world.down, 400)] {
+        cluster.put("s", "a", 2, 100);
+        cluster.put("s", "b", 1, b);
+    }
+    world.run(Duration::from_secs(60));
+    let finding = world.finding("a").expect("a finding");
+    assert_eq!((finding.reason, finding.status), ("onto_itself", Status::Error));
+    assert!(finding.detail.contains("s/a"), "{}", finding.detail);
+    assert_eq!(world.added(), [(1, 0, false)], "a topic of the same name elsewhere is another");
+    assert_eq!(world.changes, [""; 0]);
+}
