@@ -370,6 +370,33 @@ fn dead_letters_carry_their_reason_wherever_it_is_found() {
 }
 
 #[test]
+fn what_waits_is_named_by_its_first_row_until_it_is_given_up() {
+    let mut world = World::new(&routed(""));
+    let refused = |world: &mut World, id| match world.write(id, &[Some(""), Some("s"), None]) {
+        Routed::Held(dest, ..) => dest,
+        other => panic!("{other:?}"),
+    };
+    let dest = refused(&mut world, 1);
+    world.outlet.name_kept(dest, || "row 1 of transaction 7".to_owned());
+    let dest = refused(&mut world, 2);
+    world.outlet.name_kept(dest, || "row 2 of transaction 7".to_owned());
+    let batch = world.batch(&[(3, "a")]);
+    world.run();
+    let detail = world.outlet.troubles(world.now).remove(0).detail;
+    assert_eq!(detail, "the first that waits is row 1 of transaction 7");
+    let held = world.outlet.pending_bytes();
+    assert!(held > 0 && held < 1_000, "two messages, not the room around them: {held}");
+    assert!(world.outlet.bytes() > held, "an empty buffer is memory all the same");
+    world.outlet.abandon(world.now, batch);
+    assert_eq!(world.outlet.pending_bytes(), 0);
+    let dest = refused(&mut world, 4);
+    world.outlet.name_kept(dest, || "row 5 of transaction 8".to_owned());
+    world.batch(&[]);
+    let detail = world.outlet.troubles(world.now).remove(0).detail;
+    assert_eq!(detail, "the first that waits is row 5 of transaction 8");
+}
+
+#[test]
 fn a_message_that_fits_no_frame_is_rejected_before_sending() {
     let huge = |outlet: &mut Outlet| {
         let dest = outlet.table.find(b"s", b"t").unwrap();

@@ -89,7 +89,7 @@ pub struct RelayArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20,
           value_parser = clap::value_parser!(u64).range(4_096..=60 << 20))]
     pub max_batch_bytes: u64,
-    /// A real server to read from: [user:password@]host:port
+    /// A real server to read from: `[user:password@]host:port`
     #[arg(long, value_name = "SERVER", requires = "down")]
     pub up: Option<Endpoint>,
     /// A real server to write to
