@@ -61,8 +61,8 @@ impl Announcer {
         if known.is_some_and(|known| known < feed.epoch) {
             tracing::warn!(
                 source = %feed.source, topic = %feed.upstream, partition = feed.partition,
-                epoch = feed.epoch, position = feed.position, why = %feed.last_error,
-                "new epoch: the copy goes on from another position"
+                epoch = feed.epoch, position_now = feed.position, why = %feed.last_error,
+                "new epoch: the copy went on from another position"
             );
         }
     }
@@ -86,8 +86,8 @@ impl Announcer {
         if known.is_some_and(|known| known < capture.epoch) {
             tracing::warn!(
                 source = %capture.source, slot = %capture.slot, epoch = capture.epoch,
-                position = %Lsn(capture.position), why = %capture.last_error,
-                "new epoch: the capture goes on from another position"
+                position_now = %Lsn(capture.position), why = %capture.last_error,
+                "new epoch: the capture went on from another position"
             );
         }
     }

@@ -39,6 +39,8 @@ pub(super) struct Boundary {
 /// Positions of a capture.
 pub(super) struct Progress {
     pub confirm: Option<Confirm>,
+    /// What the session before was told last.
+    told: Lsn,
     /// End of the last complete transaction that was read.
     pub ended: Lsn,
     /// The server's end of the log, as it last said.
@@ -64,6 +66,7 @@ impl Progress {
         let durable = position_of(entry);
         Progress {
             confirm: None,
+            told: Lsn::INVALID,
             ended: durable.end_lsn,
             wal_end: durable.end_lsn,
             moved_at: now.mono,
@@ -105,6 +108,17 @@ impl Progress {
         let mut confirm = Confirm::new(options, self.durable.end_lsn, now);
         confirm.ended(self.ended);
         self.confirm = Some(confirm);
+    }
+
+    /// Nothing can be told any more.
+    pub fn session_ended(&mut self) {
+        self.told = self.told();
+        self.confirm = None;
+    }
+
+    /// What the server was told last, in this session or the one before.
+    pub fn told(&self) -> Lsn {
+        self.confirm.as_ref().map_or(self.told, Confirm::told)
     }
 
     /// A transaction is complete; `rows`: some of it are in the batch under construction. Gives

@@ -510,7 +510,7 @@ impl Capture {
         self.sessions.replication.close(ctx);
         self.sessions.query.close(ctx);
         self.intake.reset();
-        self.progress.confirm = None;
+        self.progress.session_ended();
         self.stop_passing(ctx, "the session with the database ended before the transaction's end");
         // Rows read and not yet in a batch are: the next stream goes on behind them.
         self.submit(ctx);

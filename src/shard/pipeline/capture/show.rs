@@ -25,7 +25,7 @@ impl Capture {
             position: self.entry.end_lsn,
             durable_position: self.progress.durable.end_lsn.0,
             received: self.progress.ended.0,
-            confirmed: self.progress.confirm.as_ref().map_or(0, |confirm| confirm.told().0),
+            confirmed: self.progress.told().0,
             upstream_end: self.progress.wal_end.0,
             lag_bytes: self.progress.wal_end.0.saturating_sub(self.entry.end_lsn),
             oldest_pending: self.oldest_pending().map(|lsn| lsn.0),

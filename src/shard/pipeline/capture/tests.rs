@@ -300,6 +300,17 @@ fn what_was_read_behind_a_fork_is_read_anew_on_the_branch_that_was_promoted() {
 }
 
 #[test]
+fn what_the_server_was_told_is_shown_when_the_session_is_gone() {
+    let mut world = World::streaming(&plan("shop", ""));
+    let shown = |world: &World| world.capture(0).snapshot(Now::default()).confirmed;
+    let told = shown(&world);
+    assert_eq!(told, 0x3000);
+    world.lose(0);
+    assert!(world.capture(0).progress.confirm.is_none());
+    assert_eq!(shown(&world), told);
+}
+
+#[test]
 fn what_was_read_before_a_fork_is_not_read_again() {
     let mut world = World::streaming(&plan("shop", ""));
     world.bring(0, &transactions(&[0x3800, 0x3900]));
