@@ -306,9 +306,10 @@ fn a_mirror_and_the_copying_peer_are_measured_and_the_report_is_the_documented_o
         check_relay_side(&report["ours"], 500.0);
         check_relay_side(&report["peer"], 500.0);
         let (ours, peer) = (&report["ours"], &report["peer"]);
-        // A record is a send as it lies, unless acks are slow. The peer has no ways of messages.
+        // A record is a send as it lies: more where acks are slow, less where a poll ends within
+        // one. The peer has no ways of messages.
         assert_eq!(number(&peer["messages_per_send"]), 200.0, "{report:#}");
-        assert!(number(&ours["messages_per_send"]) >= 200.0, "{report:#}");
+        assert!(number(&ours["messages_per_send"]) >= 100.0, "{report:#}");
         assert!(number(&ours["p50_us"]) <= number(&ours["p99_us"]) && peer["p50_us"].is_null());
         let ratio = number(&report["ratio"]["messages_per_second"]);
         let expected = number(&ours["messages_per_second"]) / number(&peer["messages_per_second"]);
