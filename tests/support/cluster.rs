@@ -19,6 +19,8 @@ const DELETE_TOPIC: u8 = 134;
 const PURGE_TOPIC: u8 = 135;
 /// Messages of one poll.
 const POLL_COUNT: u32 = 1_000;
+/// How long a server may take to empty partitions after it said that they are.
+const PURGED: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What tests ask of a cluster, whoever plays it.
 pub trait Cluster: Send + Sync {
@@ -258,6 +260,8 @@ impl Cluster for Real {
         let body = PurgeTopicRequest { stream_id, topic_id };
         let purge = || operate(self.client(), PURGE_TOPIC, &body);
         insist(|_| false, purge).expect("a topic");
+        // It answers before the partitions are empty: what is written at once would go as well.
+        std::thread::sleep(PURGED);
     }
 
     fn delete_stream(&self, stream: &str) {
